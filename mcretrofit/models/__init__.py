@@ -1,0 +1,11 @@
+"""Families: checkpoints with our torch-only decoder around them. The contract.
+
+A family is a module with
+- `MODEL_TYPES`: the `model_type` values of config.json that it reads;
+- `DEFAULTS`: the configuration fields that it uses, with the format's own defaults;
+- `Mixer(config, layer)`: the token mixer with the checkpoint's parameter names, whose
+  `forward(hidden_states, context)` calls its op by one of `ops/*.NAMES`;
+- `tiny() -> dict`: the smallest configuration that the laws run on;
+- optionally `Block(config, layer)` where the block is not norm-mixer-norm-MLP, and
+  `from_layout(names_and_shapes)` for other on-disk layouts.
+"""

@@ -1,0 +1,122 @@
+"""Training sequences: prose with needles, key-value lines and repeated passages, from a text folder.
+
+The sentences are those of the compact dialect (`tasks/_recall.py`), so that what a model learns is what
+the probes ask. A sequence is `(ids [length + 1], weights [length])`; first mentions weigh nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from mcretrofit.errors import RetrofitError
+from mcretrofit.tasks import _recall as recall
+from mcretrofit.tasks._haystack import NOISE
+
+
+class Piece(NamedTuple):
+    """Token ids and the loss weight of each."""
+
+    ids: list[int]
+    weight: float
+
+
+class Corpus(NamedTuple):
+    """Token streams of the prose and where their sentences end."""
+
+    streams: tuple[np.ndarray, ...]
+    ends: tuple[np.ndarray, ...]
+    encode: Callable[[str], list[int]]
+
+
+def read_text(folder: str | Path) -> list[str]:
+    """Every `.txt` of a folder (or the one file), sorted by name."""
+    folder = Path(folder)
+    files = sorted(folder.rglob("*.txt")) if folder.is_dir() else [folder]
+    files = [f for f in files if f.is_file()]
+    if not files:
+        raise RetrofitError(f"{folder}: no text to train on (a .txt file or a folder of them)")
+    return [f.read_text(encoding="utf-8", errors="replace") for f in files]
+
+
+def corpus(texts: list[str], encode: Callable[[str], list[int]]) -> Corpus:
+    """The texts as they are, joined to one line, and the noise haystack, as token streams."""
+    joined = [" ".join(t.split()) for t in texts]
+    noise = "\n".join([NOISE] * 400)
+    streams = [np.concatenate([np.asarray(encode(t), np.int32) for t in ts]) for ts in (texts, joined)]
+    streams.append(np.asarray(encode(noise), np.int32))
+    ends = [np.flatnonzero(s == encode(".")[0]) + 1 for s in streams]
+    return Corpus(tuple(streams), tuple(ends), encode)
+
+
+def sequence(corpus: Corpus, kind: str, length: int, answer: float, rng: random.Random):
+    """One training sequence of a kind: `needles`, `pairs`, `copy` or `prose`."""
+    inserted, final = KINDS[kind](corpus.encode, answer, rng)
+    room = length + 1 - sum(len(p.ids) for p in (*inserted, *final))
+    which = 2 if kind == "needles" and rng.random() < 0.1 else rng.randrange(2)
+    stream, ends = corpus.streams[which], corpus.ends[which]
+    start = rng.randrange(len(stream) - room)
+    prose = stream[start : start + room].tolist()
+    if kind == "copy":
+        prose = _repeat(prose, rng)
+    cuts = [int(e) - start for e in ends[np.searchsorted(ends, start) :][:400] if e < start + room]
+    pieces = _insert(prose, cuts, inserted, rng) + list(final)
+    ids = [i for p in pieces for i in p.ids]
+    weights = [p.weight for p in pieces for _ in p.ids]
+    return ids[: length + 1], weights[1 : length + 1]
+
+
+def _insert(prose: list[int], cuts: list[int], inserted: list[Piece], rng: random.Random) -> list[Piece]:
+    spots = sorted(rng.choice(cuts) if cuts else rng.randrange(len(prose)) for _ in inserted)
+    pieces, at = [], 0
+    for spot, piece in zip(spots, inserted, strict=True):
+        pieces += [Piece(prose[at:spot], 1.0), piece]
+        at = spot
+    return [*pieces, Piece(prose[at:], 1.0)]
+
+
+def _repeat(prose: list[int], rng: random.Random) -> list[int]:
+    size = rng.randrange(24, 96)
+    source = rng.randrange(len(prose) - 2 * size)
+    target = rng.randrange(source + size, len(prose) - size)
+    return prose[:target] + prose[source : source + size] + prose[target + size :]
+
+
+def _needles(encode: Callable, answer: float, rng: random.Random):
+    count = rng.choice((0, 1, 1, 2, 3, 4, 6))
+    keys = recall.compact_keys(rng, count)
+    values = [recall.compact_value(rng) for _ in keys]
+    inserted = [Piece(encode(" " + recall.needle(k, v)), 0.1) for k, v in zip(keys, values, strict=True)]
+    asked = list(zip(keys, values, strict=True))
+    rng.shuffle(asked)
+    final = []
+    for key, value in asked:
+        final += [Piece(encode(" " + recall.stem(key)), 0.1), Piece(encode(" " + value), answer)]
+        final.append(Piece(encode("."), 1.0))
+    return inserted, final
+
+
+def _pairs(encode: Callable, answer: float, rng: random.Random):
+    count = rng.choice((1, 2, 4, 4, 6, 8, 12))
+    keys = recall.compact_keys(rng, count)
+    values = [recall.compact_value(rng) for _ in keys]
+    lines = ["\n" + recall.pair_line(k, v) + "\n" for k, v in zip(keys, values, strict=True)]
+    inserted = [Piece(encode(line), 0.1) for line in lines]
+    asked = list(zip(keys, values, strict=True))
+    rng.shuffle(asked)
+    final = [Piece(encode("\n"), 1.0)]
+    for key, value in asked[:8]:
+        final += [Piece(encode(recall.pair_stem(key)), 0.1), Piece(encode(" " + value), answer)]
+        final.append(Piece(encode("\n"), 1.0))
+    return inserted, final
+
+
+def _nothing(encode: Callable, answer: float, rng: random.Random):
+    return [], []
+
+
+KINDS = {"needles": _needles, "pairs": _pairs, "copy": _nothing, "prose": _nothing}

@@ -1,0 +1,134 @@
+"""Reading .pth and .bin files: tensors only, mapped where the format allows, code refused."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import TYPE_CHECKING, Any
+
+from mcretrofit.errors import RetrofitError
+from mcretrofit.tensorfile import DTYPES, TensorInfo, file_size, refuse_pointer, show
+
+if TYPE_CHECKING:
+    import torch
+
+_WRAPPERS = ("state_dict", "model_state_dict", "model", "module")
+# how torch's restricted unpickler words the refusal of a class or a call
+_CODE = re.compile(
+    r"unsupported global: global (\S+)|unsupported global (\S+) whose|call reduce for|"
+    r"can only (?:create|build)|torchscript",
+    re.IGNORECASE,
+)
+_PICKLE_LIMIT = 100_000_000
+
+
+def load_pickled(path: Path) -> dict[str, torch.Tensor]:
+    """The named tensors of a torch.save file on the CPU, never running what it contains."""
+    path = Path(path)
+    zipped = _check_container(path)
+    tensors = _unwrap(path, _restricted_load(path, zipped))
+    for name, tensor in tensors.items():
+        _check_tensor(path, name, tensor)
+    return {name: tensor.detach() for name, tensor in tensors.items()}
+
+
+def infos(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorInfo]:
+    """The same description that safetensors headers give; a pickle does not tell byte ranges."""
+    codes = {torch_name: code for code, (torch_name, _) in DTYPES.items()}
+    return {
+        name: TensorInfo(name, codes[_dtype(tensor)], tuple(tensor.shape), path, 0, 0)
+        for name, tensor in tensors.items()
+    }
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _check_container(path: Path) -> bool:
+    size = file_size(path)
+    try:
+        with open(path, "rb") as file:
+            head = file.read(32)
+    except OSError as error:
+        raise RetrofitError(f"{show(path)}: {(error.strerror or str(error)).lower()}") from error
+    refuse_pointer(path, head)
+    if head.startswith(b"PK\x03\x04"):
+        _check_zip(path, size)
+        return True
+    if not head.startswith(b"\x80"):
+        raise RetrofitError(f"{show(path)} is not a torch.save file (neither zip nor pickle)")
+    return False
+
+
+def _check_zip(path: Path, size: int) -> None:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            records = archive.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise RetrofitError(f"{show(path)} is a cut off or damaged zip: {show(error)}") from error
+    # torch stores records as they are; a compressed one could unfold without bound
+    if any(record.compress_type != zipfile.ZIP_STORED for record in records):
+        raise RetrofitError(f"{show(path)} is a compressed zip, not a torch.save file")
+    if sum(record.file_size for record in records) > size:
+        raise RetrofitError(f"{show(path)}: its records claim more bytes than the file has")
+    programs = [record for record in records if record.filename.endswith(".pkl")]
+    if any(record.file_size > _PICKLE_LIMIT for record in programs):
+        raise RetrofitError(f"{show(path)}: its pickle is far too large for a list of tensors")
+
+
+def _restricted_load(path: Path, zipped: bool) -> Any:
+    import torch
+
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except Exception as error:
+        # a hostile pickle can make the unpickler raise anything; all of it means the same
+        text = str(error)
+        found = _CODE.search(text)
+        if found and isinstance(error, (UnpicklingError, RuntimeError)):
+            what = found.group(1) or found.group(2)
+            named = f" ({show(what)})" if what else ""
+            raise RetrofitError(
+                f"{show(path)} contains pickled code{named}, not only tensors, and was not run: "
+                "convert it to safetensors where you trust it"
+            ) from error
+        first = next(iter(text.splitlines()), "") or type(error).__name__
+        raise RetrofitError(
+            f"{show(path)} is not a readable torch.save file: {show(first)}"
+        ) from error
+
+
+def _unwrap(path: Path, loaded: Any) -> dict[str, Any]:
+    import torch
+
+    if not isinstance(loaded, dict):
+        raise RetrofitError(f"{show(path)} holds a {type(loaded).__name__}, not named tensors")
+    if not any(isinstance(value, torch.Tensor) for value in loaded.values()):
+        inner = [key for key in _WRAPPERS if isinstance(loaded.get(key), dict)]
+        if len(inner) != 1:
+            keys = ", ".join(show(key) for key in list(loaded)[:8]) or "nothing"
+            raise RetrofitError(f"{show(path)} holds no named tensors (it holds: {keys})")
+        loaded = loaded[inner[0]]
+    return loaded
+
+
+def _check_tensor(path: Path, name: Any, tensor: Any) -> None:
+    import torch
+
+    where = f"{show(path)}: '{show(name)}'"
+    if not isinstance(name, str) or not name.isprintable():
+        raise RetrofitError(f"{where} is not a tensor's name")
+    if not isinstance(tensor, torch.Tensor):
+        raise RetrofitError(f"{where} is a {type(tensor).__name__}, not a tensor")
+    known = {torch_name for torch_name, _ in DTYPES.values()}
+    if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
+        raise RetrofitError(f"{where} is not a plain dense tensor")
+    if _dtype(tensor) not in known:
+        raise RetrofitError(f"{where} has the dtype {_dtype(tensor)}; known: {', '.join(known)}")
+    # strides of zero would let a few bytes pose as a tensor of any size
+    if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+        raise RetrofitError(f"{where} claims {list(tensor.shape)}, more than the file holds")

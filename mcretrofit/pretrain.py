@@ -1,0 +1,203 @@
+"""Train a small recurrent language model from a recipe: tokenizer, data mix, weights, checkpoint folder.
+
+A run folder holds everything to go on after a kill: `state.pt` (ours, weights and optimiser) and
+`log.jsonl`. The data of step n depends on the seed and n alone, so a resumed run sees the same data.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mcretrofit.config import from_mapping
+from mcretrofit.corpus import KINDS, Corpus, corpus, read_text, sequence
+from mcretrofit.decoder import DecoderConfig, DecoderForCausalLM
+from mcretrofit.errors import RetrofitError
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A pretraining recipe (YAML). `mix` weighs the kinds of `corpus.KINDS`; lengths are in tokens."""
+
+    family: str
+    model: dict
+    text: str
+    vocab_size: int = 1024
+    length: int = 512
+    batch: int = 8
+    steps: int = 2000
+    lr: float = 2e-3
+    warmup: int = 100
+    weight_decay: float = 0.1
+    answer_weight: float = 5.0
+    mix: dict = field(default_factory=lambda: {"needles": 4, "pairs": 4, "copy": 1, "prose": 1})
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        unknown = set(self.mix) - set(KINDS)
+        if unknown:
+            raise RetrofitError(f"recipe: mix has {sorted(unknown)}; known kinds are {sorted(KINDS)}")
+
+
+def read_recipe(path: Path, **given: object) -> Recipe:
+    """The recipe of a YAML file, `given` winning over it."""
+    import yaml
+
+    try:
+        read = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise RetrofitError(f"{path}: not a readable recipe ({str(error).splitlines()[0]})") from error
+    given = {name: value for name, value in given.items() if value is not None}
+    return from_mapping(Recipe, {**(read or {}), **given}, str(path))
+
+
+def train_tokenizer(texts: list[str], vocab_size: int, seed: int):
+    """A byte-level BPE whose digits stand alone, over the texts and the probes' sentences."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    from mcretrofit.tasks import _recall as recall
+
+    rng = random.Random(seed)
+    keys = [recall.compact_keys(rng, 1)[0] for _ in range(4000)]
+    said = "".join(f" {recall.needle(k, '0')}\n{recall.pair_line(k, '0')}\n" for k in keys)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([*texts, said], trainer)
+    return tokenizer
+
+
+def batch(data: Corpus, recipe: Recipe, step: int) -> tuple[Tensor, Tensor]:
+    """The ids `[B, length + 1]` and loss weights `[B, length]` of a step."""
+    rng = random.Random(recipe.seed * 1_000_003 + step)
+    kinds = rng.choices(list(recipe.mix), list(recipe.mix.values()), k=recipe.batch)
+    rows = [sequence(data, k, recipe.length, recipe.answer_weight, rng) for k in kinds]
+    return torch.tensor([r[0] for r in rows]), torch.tensor([r[1] for r in rows])
+
+
+def losses(model: DecoderForCausalLM, ids: Tensor, weights: Tensor) -> tuple[Tensor, dict[str, float]]:
+    """The weighted loss, and prose loss and answer accuracy (share of answer tokens) for the log."""
+    logits = model(ids[:, :-1], use_cache=False).logits
+    each = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view_as(weights)
+    loss = (each * weights).sum() / weights.sum()
+    asked = weights > 1
+    right = (logits.argmax(-1) == ids[:, 1:])[asked].float().mean().item() if asked.any() else math.nan
+    return loss, {"loss": loss.item(), "prose": each[weights == 1].mean().item(), "answers": right}
+
+
+def rate(step: int, recipe: Recipe) -> float:
+    """Learning rate: linear warm-up, then a cosine to a twentieth."""
+    if step < recipe.warmup:
+        return recipe.lr * (step + 1) / recipe.warmup
+    done = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
+    return recipe.lr * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
+
+
+def optimiser(model: DecoderForCausalLM, recipe: Recipe) -> torch.optim.Optimizer:
+    """AdamW; norms, biases, gates and convolutions are not decayed."""
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    others = [p for p in model.parameters() if p.dim() != 2]
+    groups = [
+        {"params": matrices, "weight_decay": recipe.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=recipe.lr, betas=(0.9, 0.95))
+
+
+def pretrain(recipe: Recipe, run: Path, tick: Callable[[int, dict], None] = lambda *_: None) -> Path:
+    """Train, resuming from `run` where it was stopped; returns the checkpoint folder `run/model`."""
+    from tokenizers import Tokenizer
+
+    run.mkdir(parents=True, exist_ok=True)
+    texts = read_text(recipe.text)
+    kept = run / "tokenizer.json"
+    if not kept.exists():
+        train_tokenizer(texts, recipe.vocab_size, recipe.seed).save(str(kept))
+    tokenizer = Tokenizer.from_file(str(kept))
+    data = corpus(texts, lambda text: tokenizer.encode(text).ids)
+    torch.manual_seed(recipe.seed)
+    config = DecoderConfig(
+        recipe.family, vocab_size=recipe.vocab_size, tie_word_embeddings=True, **recipe.model
+    )
+    model = DecoderForCausalLM(config).start()
+    adam = optimiser(model, recipe)
+    step = _resume(run, recipe, model, adam)
+    started = time.monotonic()
+    while step < recipe.steps:
+        for group in adam.param_groups:
+            group["lr"] = rate(step, recipe)
+        loss, row = losses(model, *batch(data, recipe, step))
+        adam.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        adam.step()
+        step += 1
+        row = {"step": step, **row, "seconds": round(time.monotonic() - started, 1)}
+        with (run / "log.jsonl").open("a") as log:
+            log.write(json.dumps(row) + "\n")
+        tick(step, row)
+        if step % 50 == 0 or step == recipe.steps:
+            _keep(run, recipe, model, adam, step)
+    return save(model, recipe, run)
+
+
+def save(model: DecoderForCausalLM, recipe: Recipe, run: Path) -> Path:
+    """The checkpoint folder in the family's own format: config.json, bf16 weights, tokenizer."""
+    from mcretrofit.tensorfile import write_atomic_folder, write_safetensors
+
+    common = {**recipe.model, "vocab_size": recipe.vocab_size, "tie_word_embeddings": True}
+    config = {
+        "model_type": recipe.family,
+        **common,
+        "max_position_embeddings": recipe.length,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
+    tensors = {
+        name: (t if name.endswith(("A_log", "dt_bias")) else t.bfloat16()).contiguous()
+        for name, t in model.state_dict().items()
+        if name != "lm_head.weight"
+    }
+    with write_atomic_folder(run / "model", force=True) as folder:
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        write_safetensors(folder / "model.safetensors", tensors, {"format": "pt"})
+        (folder / "tokenizer.json").write_bytes((run / "tokenizer.json").read_bytes())
+        special = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
+        (folder / "tokenizer_config.json").write_text(json.dumps(special, indent=2) + "\n")
+    return run / "model"
+
+
+def _keep(run: Path, recipe: Recipe, model: torch.nn.Module, adam: torch.optim.Optimizer, step: int) -> None:
+    partial = run / "state.pt.part"
+    state = {"step": step, "model": model.state_dict(), "adam": adam.state_dict()}
+    torch.save({**state, "recipe": json.dumps(vars(recipe), sort_keys=True)}, partial)
+    partial.replace(run / "state.pt")
+
+
+def _resume(run: Path, recipe: Recipe, model: torch.nn.Module, adam: torch.optim.Optimizer) -> int:
+    if not (run / "state.pt").exists():
+        return 0
+    state = torch.load(run / "state.pt", weights_only=True)
+    if state["recipe"] != json.dumps(vars(recipe), sort_keys=True):
+        raise RetrofitError(f"{run}: was started with another recipe; give another --out or delete it")
+    model.load_state_dict(state["model"])
+    adam.load_state_dict(state["adam"])
+    return state["step"]
