@@ -74,7 +74,7 @@ def write_safetensors(
         plain[name] = tensor.clone() if address in seen else tensor
         seen.add(address)
     try:
-        save_file(plain, work, dict(metadata or {}))
+        save_file(plain, work, dict(metadata) if metadata else None)
         _fsync(work)
         os.replace(work, path)
         _fsync(path.parent)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mcretrofit.atomic import sha256
 from mcretrofit.errors import RetrofitError
+from mcretrofit.rawfile import file_size, show
 from mcretrofit.sources import Source, locate
-from mcretrofit.tensorfile import TensorInfo, file_size, read_header, read_tensor, show
+from mcretrofit.tensorfile import TensorInfo, read_header, read_tensor
 
 if TYPE_CHECKING:
     import torch

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields
-from typing import Any, TypeVar
+import math
+from dataclasses import MISSING, dataclass, fields, replace
+from typing import Any, NamedTuple, TypeVar
 
 from mcretrofit.errors import UsageError, unknown
 
@@ -26,3 +27,83 @@ def from_mapping(kind: type[T], given: Any, where: str) -> T:
     if missing:
         raise UsageError(f"{where}: missing {', '.join(missing)}")
     return kind(**given)
+
+
+INITS = ("reset", "carry", "carry_delta")
+
+
+class Variant(NamedTuple):
+    """A named preset: how the past is cut and how its reads are mixed."""
+
+    segmentation: str
+    aggregator: str
+    doc: str
+
+
+VARIANTS = {
+    "ma": Variant("constant", "moving_average", "plain average of all reads (section 4.3)"),
+    "residual": Variant("constant", "residual", "sum of all reads (eq 7)"),
+    "grm": Variant("constant", "grm", "gated residual: softmax over all segments (eq 9)"),
+    "soup": Variant("constant", "soup", "mix the states, read once (eq 15)"),
+    "ssc": Variant("constant", "ssc", "the best top-k segments and the online one (eq 17)"),
+    "loglinear": Variant("logarithmic", "grm", "grm over O(log t) segments (Log-Linear++)"),
+}
+
+
+@dataclass(frozen=True)
+class CachingConfig:
+    """Everything that decides what a wrapped model computes; kept whole in caching.json.
+
+    `segment` is in tokens; `heads` is `slow` (time constant above `tau` tokens) or `all`; `rule` and
+    `margin` make logits of scores (`rules.py`), `temperature` None takes the rule's own.
+    """
+
+    variant: str = "ssc"
+    segment: int = 256
+    router: str = "moment"
+    init: str = "carry_delta"
+    heads: str = "slow"
+    tau: float = 150.0
+    top_k: int = 2
+    rule: str = "z"
+    margin: float = 1.0
+    temperature: float | None = None
+    whiten: bool = False
+    gate: bool = False
+
+    def __post_init__(self) -> None:
+        from mcretrofit import registry
+
+        choices = {
+            "variant": VARIANTS,
+            "router": registry.names("routers"),
+            "init": INITS,
+            "heads": ("slow", "all"),
+            "rule": ("z", "plain"),
+        }
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise unknown(name, str(getattr(self, name)), known)
+        for name, least in (("segment", 1), ("top_k", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                flag = name.replace("_", "-")
+                raise UsageError(f"--{flag} {value}: has to be a whole number of at least {least}")
+        for name in ("tau", "margin"):
+            if not math.isfinite(getattr(self, name)):
+                raise UsageError(f"--{name} {getattr(self, name)}: has to be a finite number")
+        if self.temperature is not None and not self.temperature > 0:
+            raise UsageError(f"--temperature {self.temperature}: has to be above 0")
+
+    @property
+    def preset(self) -> Variant:
+        return VARIANTS[self.variant]
+
+    @property
+    def routed(self) -> bool:
+        """Whether scores matter at all (an average or a sum takes every segment alike)."""
+        return self.preset.aggregator not in ("moving_average", "residual")
+
+    def replace(self, **changes: Any) -> CachingConfig:
+        """A copy with some fields changed, checked anew."""
+        return replace(self, **changes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,8 @@ from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 from mcretrofit.errors import RetrofitError
-from mcretrofit.tensorfile import DTYPES, TensorInfo, file_size, refuse_pointer, show
+from mcretrofit.rawfile import file_size, read_bytes, refuse_pointer, show
+from mcretrofit.tensorfile import DTYPES, TensorInfo
 
 if TYPE_CHECKING:
     import torch
@@ -50,11 +52,7 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 def _check_container(path: Path) -> bool:
     size = file_size(path)
-    try:
-        with open(path, "rb") as file:
-            head = file.read(32)
-    except OSError as error:
-        raise RetrofitError(f"{show(path)}: {(error.strerror or str(error)).lower()}") from error
+    head = read_bytes(path, 0, min(size, 32))
     refuse_pointer(path, head)
     if head.startswith(b"PK\x03\x04"):
         _check_zip(path, size)
@@ -84,7 +82,10 @@ def _restricted_load(path: Path, zipped: bool) -> Any:
     import torch
 
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+        with warnings.catch_warnings():
+            # what torch finds odd about the pickle does not matter once it is tensors or refused
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except Exception as error:
         # a hostile pickle can make the unpickler raise anything; all of it means the same
         text = str(error)
@@ -96,9 +97,11 @@ def _restricted_load(path: Path, zipped: bool) -> Any:
                 f"{show(path)} contains pickled code{named}, not only tensors, and was not run: "
                 "convert it to safetensors where you trust it"
             ) from error
-        first = next(iter(text.splitlines()), "") or type(error).__name__
+        # torch puts advice to load without protection before its reason
+        reason = next(iter(text.split("WeightsUnpickler error:")[-1].strip().splitlines()), "")
         raise RetrofitError(
-            f"{show(path)} is not a readable torch.save file: {show(first)}"
+            f"{show(path)} is not a readable torch.save file "
+            f"({type(error).__name__}: {show(reason)})"
         ) from error
 
 
@@ -125,7 +128,8 @@ def _check_tensor(path: Path, name: Any, tensor: Any) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise RetrofitError(f"{where} is a {type(tensor).__name__}, not a tensor")
     known = {torch_name for torch_name, _ in DTYPES.values()}
-    if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
+    on_cpu = tensor.device.type == "cpu"
+    if not on_cpu or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
         raise RetrofitError(f"{where} is not a plain dense tensor")
     if _dtype(tensor) not in known:
         raise RetrofitError(f"{where} has the dtype {_dtype(tensor)}; known: {', '.join(known)}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mcretrofit.errors import RetrofitError, unknown
-from mcretrofit.tensorfile import file_size, read_json, show
+from mcretrofit.rawfile import file_size, read_json, show
 
 _SAFE = (".safetensors",)
 _PICKLED = (".pth", ".pt", ".bin")

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import os
 import reprlib
-import stat
 from collections.abc import Iterable
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mcretrofit.atomic import sha256, write_atomic_folder, write_safetensors
 from mcretrofit.errors import RetrofitError
+from mcretrofit.rawfile import JSON_LIMIT, file_size, parse_json, read_bytes, refuse_pointer, show
 
 if TYPE_CHECKING:
     import torch
+
+__all__ = [
+    "TensorInfo",
+    "read_header",
+    "read_metadata",
+    "read_tensor",
+    "sha256",
+    "write_atomic_folder",
+    "write_safetensors",
+]
 
 # safetensors' code -> (torch's name, bytes per element)
 DTYPES = {
@@ -29,7 +38,6 @@ DTYPES = {
     **{f"I{bits}": (f"int{bits}", bits // 8) for bits in (8, 16, 32, 64)},
     **{f"U{bits}": (f"uint{bits}", bits // 8) for bits in (8, 16, 32, 64)},
 }
-_JSON_LIMIT = 100_000_000
 _MAX_DIMENSIONS = 32
 _MAX_ELEMENTS = 2**62
 
@@ -43,65 +51,6 @@ class TensorInfo(NamedTuple):
     file: Path
     start: int
     end: int
-
-
-def show(text: object) -> str:
-    """A path or a name for a message: always one printable line, never a page."""
-    text = str(text)
-    text = text if text.isprintable() else ascii(text)[1:-1]
-    return text if len(text) <= 300 else f"{text[:140]}...{text[-140:]}"
-
-
-def file_size(path: Path) -> int:
-    """The bytes of a regular file; folders, pipes, devices and missing files are refused."""
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise RetrofitError(f"{show(path)}: {reason.lower()}") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise RetrofitError(f"{show(path)} is not a regular file")
-    return status.st_size
-
-
-def refuse_pointer(path: Path, head: bytes | bytearray) -> None:
-    """Refuse what a clone without Git LFS or a failed download leaves in place of weights."""
-    if head.startswith(b"version https://git-lfs"):
-        raise RetrofitError(
-            f"{show(path)} is a Git LFS pointer, not weights: run git lfs pull in its folder"
-        )
-    if head.lstrip()[:5].lower() in (b"<!doc", b"<html"):
-        raise RetrofitError(f"{show(path)} is a web page, not weights: download it again")
-
-
-def parse_json(raw: bytes | bytearray, where: str) -> dict[str, Any]:
-    """A JSON object, strictly: UTF-8, no key twice, no absurd nesting; `where` names it."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result = dict(pairs)
-        if len(result) != len(pairs):
-            seen: set[str] = set()
-            twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-            raise ValueError(f"the key '{show(twice)}' appears twice")
-        return result
-
-    try:
-        parsed = json.loads(raw.decode("utf-8"), object_pairs_hook=unique)
-    except UnicodeDecodeError as error:
-        raise RetrofitError(f"{where} is not UTF-8 text (byte {error.start})") from error
-    except (ValueError, RecursionError) as error:
-        raise RetrofitError(f"{where} is not valid JSON: {show(error)}") from error
-    if not isinstance(parsed, dict):
-        raise RetrofitError(f"{where} is not a JSON object but a {type(parsed).__name__}")
-    return parsed
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object in a file, with the strictness of `parse_json`."""
-    size = file_size(path)
-    if size > _JSON_LIMIT:
-        raise RetrofitError(f"{show(path)} has {size} bytes, far too many for a JSON file")
-    return parse_json(_read(path, 0, size), show(path))
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
@@ -134,35 +83,22 @@ def read_tensor(info: TensorInfo) -> torch.Tensor:
     if info.end == info.start:
         return torch.empty(info.shape, dtype=dtype)
     # a copy rather than a map: a file that shrinks under a map kills the process
-    raw = _read(info.file, info.start, info.end - info.start)
+    raw = read_bytes(info.file, info.start, info.end - info.start)
     return torch.frombuffer(raw, dtype=dtype).reshape(info.shape)
-
-
-def _read(path: Path, start: int, size: int) -> bytearray:
-    buffer = bytearray(size)
-    try:
-        with open(path, "rb") as file:
-            file.seek(start)
-            got = file.readinto(buffer)
-    except OSError as error:
-        raise RetrofitError(f"{show(path)}: {(error.strerror or str(error)).lower()}") from error
-    if got != size:
-        raise RetrofitError(f"{show(path)} ended {size - got} bytes early: did it change?")
-    return buffer
 
 
 def _raw_header(path: Path) -> tuple[dict[str, Any], int]:
     size = file_size(path)
-    head = _read(path, 0, min(size, 32))
+    head = read_bytes(path, 0, min(size, 32))
     refuse_pointer(path, head)
     if size < 10:
         raise RetrofitError(f"{show(path)} is too short for a safetensors file: {size} bytes")
     length = int.from_bytes(head[:8], "little")
     if length > size - 8 or head[8:9] != b"{":
         raise RetrofitError(f"{show(path)} is not a safetensors file, or it is cut off")
-    if length > _JSON_LIMIT:
+    if length > JSON_LIMIT:
         raise RetrofitError(f"{show(path)}: the header claims {length} bytes, far too many")
-    header = parse_json(_read(path, 8, length), f"{show(path)}: the header")
+    header = parse_json(read_bytes(path, 8, length), f"{show(path)}: the header")
     return header, 8 + length
 
 

@@ -76,7 +76,7 @@ class WorldTokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        # rows that pad the embedding (65,530 to 65,535) stand for no bytes at all
+        # a model may emit rows that only pad its embedding (65,530 to 65,535): mark them
         lost = "\ufffd".encode()
         data = b"".join(b"" if i == 0 else self._words.get(i, lost) for i in ids)
         return data.decode("utf-8", errors="replace")

@@ -11,7 +11,6 @@ from torch import Tensor
 from mcretrofit.memories import Streams
 
 CHUNK = 64  # a tile of the matrix products, never the unit that is cached
-INITS = ("reset", "carry", "carry_delta")
 
 
 def wide(streams: Streams) -> Streams:
@@ -61,6 +60,9 @@ def scan_segments(memory: ModuleType, streams: Streams, size: int, state: Tensor
     """
     streams = wide(streams)
     batch, length = streams.q.shape[:2]
+    if length == 1:
+        out, state = memory.step(streams, state)
+        return out, state, state[:, None]
     count = length // size
     whole = tiled(size)
     folded = pad(streams.map(lambda s: s.unflatten(1, (count, size)).flatten(0, 1)), whole)
@@ -75,15 +77,6 @@ def scan_segments(memory: ModuleType, streams: Streams, size: int, state: Tensor
         out, state, ends = memory.chunks(joined, state, whole)
     out = out.reshape(batch, count, whole, *out.shape[2:])[:, :, :size]
     return out.flatten(1, 2), state, ends
-
-
-def written(ends: Tensor, starts: Tensor, decay: Tensor | None) -> Tensor:
-    """What a segment wrote itself: its end state less what is left of its start state.
-
-    `decay` is the segment's total log decay `[B, N, H]` or `[B, N, H, K]`; without decay this is the
-    difference of MATH 3.5. For a memory that adds to its state it is the state of a reset segment.
-    """
-    return ends - kept(starts, decay)
 
 
 def kept(state: Tensor, decay: Tensor | None) -> Tensor:

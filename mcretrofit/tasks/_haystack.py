@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from importlib.resources import files
+from os.path import exists
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,7 +64,8 @@ def read_text(haystack: str | Path | None) -> str:
     """
     if haystack is None:
         return (files("mcretrofit") / "text" / "held_out.txt").read_text(encoding="utf-8")
-    if isinstance(haystack, str) and len(haystack.split()) > 1 and not _is_path(haystack):
+    # os.path.exists, not Path.exists: a long text is no file name, and the latter would raise
+    if isinstance(haystack, str) and len(haystack.split()) > 1 and not exists(haystack):
         return haystack
     place = Path(haystack)
     paths = sorted(place.glob("*.txt")) if place.is_dir() else [place]
@@ -72,11 +74,6 @@ def read_text(haystack: str | Path | None) -> str:
             f"haystack {str(haystack)!r}: no such file, and no folder with *.txt files"
         )
     return "\n".join(_read(path) for path in paths)
-
-
-def _is_path(name: str) -> bool:
-    # a long text is no valid file name, and asking the system about it raises
-    return len(name) < 1024 and "\n" not in name and Path(name).exists()
 
 
 def _read(path: Path) -> str:

@@ -1,0 +1,49 @@
+"""The gate of one mixer: which heads and channels are cached, score statistics, and trainable `u`.
+
+Its parameters are the only ones that a retrofit adds (`*.mc.*`); they start as the identity:
+`u_t = q_t + x_t W_u` with `W_u = 0`, and an online bias of zero (arXiv 2602.24281, eq 10; MATH 9).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Gate(nn.Module):
+    """`[B, T, D]` hidden states and `[B, T, H, K]` queries of the cached heads -> what they ask with."""
+
+    def __init__(self, heads: list[int], keys: int, width: int = 0, whiten: bool = False) -> None:
+        super().__init__()
+        count = len(heads)
+        self.heads = heads
+        self.register_buffer("mask", torch.ones(count, keys))
+        self.register_buffer("mean", torch.zeros(count))
+        self.register_buffer("std", torch.ones(count))
+        self.register_buffer("whiten", torch.eye(keys).repeat(count, 1, 1) if whiten else None)
+        self.weight = nn.Parameter(torch.zeros(count * keys, width)) if width else None
+        self.bias = nn.Parameter(torch.zeros(count)) if width else None
+
+    def masked(self, x: Tensor) -> Tensor:
+        """`x [..., H, K]` with the channels that are not cached set to zero."""
+        return x * self.mask.to(x.dtype)
+
+    def unit(self, x: Tensor) -> Tensor:
+        """Masked, whitened where asked for, and of length one."""
+        x = self.masked(x)
+        if self.whiten is not None:
+            x = torch.einsum("...hk,hkl->...hl", x, self.whiten.to(x.dtype))
+        return F.normalize(x, dim=-1)
+
+    def query(self, q: Tensor, x: Tensor | None, unit: bool, uses_query: bool) -> Tensor:
+        """What tokens ask with: their read query, plus `x W_u` once there is a trainable gate."""
+        u = (self.unit(q) if unit else self.masked(q)) if uses_query else torch.zeros_like(q)
+        if self.weight is None or x is None:
+            return u
+        more = F.linear(x, self.weight.to(x.dtype)).unflatten(-1, (len(self.heads), -1)).to(u.dtype)
+        return F.normalize(u + more, dim=-1) if unit else u + more
+
+    def biased(self, online: Tensor) -> Tensor:
+        """The online read's logit `[B, T, H]` with its bias."""
+        return online if self.bias is None else online + self.bias.to(online.dtype)

@@ -1,0 +1,30 @@
+"""Position alone: a logit for each distance in segments, the paper's ablation of content (Table 5).
+
+`u_t = x_t W_u` holds one logit a distance; untrained it is zero and every segment counts the same.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from mcretrofit.routers import Asked, Opened
+from mcretrofit.segments import Bank
+
+UNIT, USES_QUERY, TEMPERATURE = False, False, 1.0
+
+
+def width(keys: int) -> int:
+    """Nothing of the segment."""
+    return 0
+
+
+def summarise(keys: Tensor, valid: Tensor) -> Tensor:
+    """`[B, S, C, H, K]` -> `[B, S, H, 0]`."""
+    return keys.new_zeros(*keys.shape[:2], keys.shape[3], 0)
+
+
+def score(asked: Asked, bank: Bank, opened: Opened | None) -> tuple[Tensor, Tensor | None]:
+    """The logit of the distance `s - i` (of the farthest where there are more), and of distance 0."""
+    away = bank.index[..., None] - bank.number[:, None]
+    away = away.clamp(0, asked.u.shape[-1] - 1)[:, :, None].expand(-1, -1, asked.u.shape[2], -1)
+    return asked.u.gather(-1, away), asked.u[..., 0]
