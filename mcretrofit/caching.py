@@ -84,7 +84,7 @@ def cached_scan(
     streams = wide(streams)
     if cache.origin is None:
         cache.origin = plan.cached(state[:, None])[:, 0]
-    laid = frame(cache, valid, streams.length, plan.config.segment)
+    laid = frame(cache, valid, streams.length, plan.config.segment, plan.logarithmic)
     framed = streams.map(laid.put)
     scanned = (_reset if plan.config.init == "reset" else _carry)(plan, framed, state, cache, laid)
     mixed = _mix(plan, plan.pick(framed, True), scanned, cache, laid, x, valid)
@@ -153,14 +153,14 @@ def _mix(
     if cache.open_summary is not None:
         before = torch.cat([cache.open_summary[:, None], before[:, 1:]], 1)
     summaries = fresh + before
-    decay = None if own.decay is None else own.decay.unflatten(1, (count, size)).sum(2)
-    closing = _own(plan, scanned.ends, cache, decay, laid)
+    decay = _decay(own, cache, laid)
+    written = _own(plan, scanned.ends, cache, decay, laid)
     index = cache.counts[:, None] + torch.arange(count, device=tokens.device)
     cache.open_summary = _pick(torch.cat([summaries, torch.zeros_like(summaries[:, :1])], 1), laid.closed)
-    cache.phase = laid.phase
+    cache.settle(laid)
     parts = []
     walk = _walk_dyadic if plan.logarithmic else _walk
-    for start, stop, bank, merged in walk(cache, closing, summaries, decay, index, laid, plan):
+    for start, stop, bank, closing in walk(cache, written, summaries, decay, index, laid, plan):
         cut = slice(start, stop)
         online = scanned.online[:, cut]
         if bank is None:
@@ -168,23 +168,33 @@ def _mix(
             continue
         segment = slice(start // size, -(-stop // size))
         opened = Opened(keys[:, cut], tokens[:, cut], before[:, segment], min(size, stop - start))
-        parts.append(_read(plan, bank, Asked(asks[:, cut], own.q[:, cut], online), opened, merged))
+        parts.append(_read(plan, bank, Asked(asks[:, cut], own.q[:, cut], online), opened, closing))
     return torch.cat(parts, 1)
+
+
+def _decay(own: Streams, cache: SegmentCache, laid: Frame) -> Tensor | None:
+    """Total log decay of each segment so far `[B, S, H']` or `[B, S, H', K]`."""
+    if own.decay is None:
+        return None
+    total = own.decay.unflatten(1, (laid.count, laid.size)).sum(2)
+    if cache.open_decay is not None:
+        total = torch.cat([total[:, :1] + cache.open_decay[:, None], total[:, 1:]], 1)
+    cache.open_decay = _pick(torch.cat([total, torch.zeros_like(total[:, :1])], 1), laid.closed)
+    return total
 
 
 def _own(plan: Plan, ends: Tensor, cache: SegmentCache, decay: Tensor | None, laid: Frame) -> Tensor:
     """What is cached of each segment: its end state, or under `carry_delta` what it wrote itself."""
     if plan.config.init != "carry_delta":
         return ends
-    starts = torch.cat([cache.origin[:, None], ends[:, :-1]], 1)
-    left = kept(starts, decay)
-    cache.origin = _pick(torch.cat([left, ends[:, -1:]], 1), laid.closed)
+    left = kept(torch.cat([cache.origin[:, None], ends[:, :-1]], 1), decay)
+    cache.origin = _pick(torch.cat([cache.origin[:, None], ends], 1), laid.closed)
     return ends - left
 
 
 def _walk(
     cache: SegmentCache,
-    closing: Tensor,
+    written: Tensor,
     summaries: Tensor,
     decay: Tensor | None,
     index: Tensor,
@@ -194,7 +204,7 @@ def _walk(
     """Constant segments: all are closed first, then runs of them read what came before."""
     held, closed = cache.held, int(laid.closed.max())
     if closed:
-        cache.append(closing[:, :closed], summaries[:, :closed], laid.closed)
+        cache.append(written[:, :closed], summaries[:, :closed], laid.closed)
     for first, last in blocks(laid.count, laid.size):
         seen = held + last - 1
         rows = index[:, first:last].repeat_interleave(laid.size, 1)
@@ -204,7 +214,7 @@ def _walk(
 
 def _walk_dyadic(
     cache: DyadicCache,
-    closing: Tensor,
+    written: Tensor,
     summaries: Tensor,
     decay: Tensor | None,
     index: Tensor,
@@ -222,28 +232,38 @@ def _walk_dyadic(
         if size > 1:
             yield start, stop - 1, cache.bank(tail.expand(-1, size - 1)) if cache.held else None, None
         total = None if decay is None else decay[:, s]
-        cache.push(closing[:, s], summaries[:, s], total, rows, adds)
-        # a row that closed nothing (its slots here are free) keeps its online read
-        online = cache.newest() if plan.config.init == "reset" else None
-        yield stop - 1, stop, cache.bank(tail, without_last=True), online
+        cache.push(written[:, s], summaries[:, s], total, rows, adds)
+        yield stop - 1, stop, cache.bank(tail, rows), rows
 
 
-def _read(plan: Plan, bank: Bank, asked: Asked, opened: Opened, merged: Tensor | None) -> Tensor:
-    """Weigh and read `[B, T, H', V]`; `merged [B]` names the state that is the online memory now."""
-    if merged is not None:
-        rows = torch.arange(len(merged), device=merged.device)
-        state = bank.states[rows, merged][:, None]
-        ones = asked.q.new_ones(*asked.q.shape[:3], 1)
-        asked = asked._replace(online=cached_read(state, asked.q, ones))
-        opened = opened._replace(before=bank.summaries[rows, merged][:, None], keys=torch.zeros_like(opened.keys), valid=torch.zeros_like(opened.valid))
-    reading = Reading(bank.visible, asked.q.shape[2], lambda: _logits(plan, bank, asked, opened))
-    weights: Weights = plan.aggregator.weigh(reading, **plan.options)
+def _read(plan: Plan, bank: Bank, asked: Asked, opened: Opened, closing: Tensor | None) -> Tensor:
+    """Weigh and read `[B, T, H', V]`; in rows `closing [B]` the newest block is the online memory."""
+    if closing is not None:
+        asked, opened = _merged(plan, bank, asked, opened, closing)
     if plan.watch is not None:
         scores, _ = plan.router.score(asked, bank, None)
         plan.watch(scores, bank.visible & opened.valid[..., None])
         return asked.online
+    reading = Reading(bank.visible, asked.q.shape[2], lambda: _logits(plan, bank, asked, opened))
+    weights: Weights = plan.aggregator.weigh(reading, **plan.options)
     read = cached_read(bank.states, asked.q, weights.cached, weights.indices)
     return weights.online[..., None] * asked.online + read
+
+
+def _merged(
+    plan: Plan, bank: Bank, asked: Asked, opened: Opened, closing: Tensor
+) -> tuple[Asked, Opened]:
+    """The newest closed block taken for the open segment: its summary, and under reset its state."""
+    rows = torch.arange(len(closing), device=closing.device)
+    newest = bank.newest
+    here = closing[:, None, None, None]
+    if plan.config.init == "reset":
+        alone = asked.q.new_ones(*asked.q.shape[:3], 1)
+        merged = cached_read(bank.states[rows, newest][:, None], asked.q, alone)
+        asked = asked._replace(online=torch.where(here, merged, asked.online))
+    before = torch.where(here, bank.summaries[rows, newest][:, None], opened.before)
+    keys = opened.keys.masked_fill(here, 0)
+    return asked, Opened(keys, opened.valid & ~closing[:, None], before, 1)
 
 
 def _logits(plan: Plan, bank: Bank, asked: Asked, opened: Opened) -> tuple[Tensor, Tensor]:

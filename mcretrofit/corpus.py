@@ -55,7 +55,7 @@ def corpus(texts: list[str], encode: Callable[[str], list[int]]) -> Corpus:
 
 def sequence(corpus: Corpus, kind: str, length: int, answer: float, rng: random.Random):
     """One training sequence of a kind: `needles`, `pairs`, `copy` or `prose`."""
-    inserted, final = KINDS[kind](corpus.encode, answer, rng)
+    inserted, final = KINDS[kind](corpus.encode, answer, length, rng)
     room = length + 1 - sum(len(p.ids) for p in (*inserted, *final))
     which = 2 if kind == "needles" and rng.random() < 0.1 else rng.randrange(2)
     stream, ends = corpus.streams[which], corpus.ends[which]
@@ -80,14 +80,14 @@ def _insert(prose: list[int], cuts: list[int], inserted: list[Piece], rng: rando
 
 
 def _repeat(prose: list[int], rng: random.Random) -> list[int]:
-    size = rng.randrange(24, 96)
+    size = rng.randrange(16, min(96, len(prose) // 4))
     source = rng.randrange(len(prose) - 2 * size)
     target = rng.randrange(source + size, len(prose) - size)
     return prose[:target] + prose[source : source + size] + prose[target + size :]
 
 
-def _needles(encode: Callable, answer: float, rng: random.Random):
-    count = rng.choice((0, 1, 1, 2, 3, 4, 6))
+def _needles(encode: Callable, answer: float, length: int, rng: random.Random):
+    count = min(rng.choice((0, 1, 1, 2, 3, 4, 6)), length // 48)
     keys = recall.compact_keys(rng, count)
     values = [recall.compact_value(rng) for _ in keys]
     inserted = [Piece(encode(" " + recall.needle(k, v)), 0.1) for k, v in zip(keys, values, strict=True)]
@@ -100,8 +100,8 @@ def _needles(encode: Callable, answer: float, rng: random.Random):
     return inserted, final
 
 
-def _pairs(encode: Callable, answer: float, rng: random.Random):
-    count = rng.choice((1, 2, 4, 4, 6, 8, 12))
+def _pairs(encode: Callable, answer: float, length: int, rng: random.Random):
+    count = min(rng.choice((1, 2, 4, 4, 6, 8, 12)), length // 32)
     keys = recall.compact_keys(rng, count)
     values = [recall.compact_value(rng) for _ in keys]
     lines = ["\n" + recall.pair_line(k, v) + "\n" for k, v in zip(keys, values, strict=True)]
@@ -115,7 +115,7 @@ def _pairs(encode: Callable, answer: float, rng: random.Random):
     return inserted, final
 
 
-def _nothing(encode: Callable, answer: float, rng: random.Random):
+def _nothing(encode: Callable, answer: float, length: int, rng: random.Random):
     return [], []
 
 

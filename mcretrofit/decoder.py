@@ -114,14 +114,17 @@ class DecoderForCausalLM(PreTrainedModel, GenerationMixin):
     def get_input_embeddings(self) -> nn.Embedding:
         return self.model.embeddings
 
-    def prepare_inputs_for_generation(self, input_ids: Tensor, **given: Any) -> dict[str, Any]:
+    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
         """Only the newest token once there is a cache."""
-        kept = given.get("past_key_values") or given.get("cache")
+        # generate() looks for the name `kwargs` before it hands an attention_mask on
+        kept = kwargs.get("past_key_values")
+        # a cache without layers of transformers' kind is false, so `or` would lose it
+        kept = kwargs.get("cache") if kept is None else kept
         if kept is not None and kept.get_seq_length():
             input_ids = input_ids[:, -1:]
         names = ("attention_mask", "use_cache", "logits_to_keep")
         return {"input_ids": input_ids, "past_key_values": kept} | {
-            n: given[n] for n in names if n in given
+            n: kwargs[n] for n in names if n in kwargs
         }
 
     def forward(

@@ -62,9 +62,11 @@ class DyadicCache(SegmentCache):
         level_value = torch.where(here, value, buffer[:, level])
         return torch.cat([buffer[:, :level], level_value[:, None], buffer[:, level + 1 :]], 1)
 
-    def occupied(self, without_last: bool) -> Tensor:
-        """Which slots hold a block `[B, levels]`; `without_last` leaves the newest one out."""
-        counts = self.counts & (self.counts - 1) if without_last else self.counts
+    def occupied(self, closing: Tensor | None) -> Tensor:
+        """Which slots hold a block `[B, levels]`, the newest one left out in the rows `closing [B]`."""
+        counts = self.counts
+        if closing is not None:
+            counts = torch.where(closing, counts & (counts - 1), counts)
         levels = torch.arange(self.states.shape[1], device=counts.device)
         return (counts[:, None] >> levels & 1).bool()
 
@@ -73,11 +75,12 @@ class DyadicCache(SegmentCache):
         low = self.counts & -self.counts
         return low.clamp_min(1).double().log2().long()
 
-    def bank(self, index: Tensor, without_last: bool = False) -> Bank:
-        """What tokens of the segments `index [B, T]` may read now."""
-        seen = self.occupied(without_last)
+    def bank(self, index: Tensor, closing: Tensor | None = None) -> Bank:
+        """What tokens of the segments `index [B, T]` may read now; where `closing`, the newest block
+        is the token's online memory and no past one."""
+        seen = self.occupied(closing)
         levels = torch.arange(seen.shape[1], device=index.device)
         # a block's number is that of its last segment: the bits of the count down to its own
         number = (self.counts[:, None] >> levels << levels) - 1
         visible = seen[:, None].expand(-1, index.shape[1], -1)
-        return Bank(self.states, self.summaries, visible, index, number)
+        return Bank(self.states, self.summaries, visible, index, number, self.newest())

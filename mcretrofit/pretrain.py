@@ -26,7 +26,11 @@ from mcretrofit.errors import RetrofitError
 
 @dataclass(frozen=True)
 class Recipe:
-    """A pretraining recipe (YAML). `mix` weighs the kinds of `corpus.KINDS`; lengths are in tokens."""
+    """A pretraining recipe (YAML). `mix` weighs the kinds of `corpus.KINDS`; lengths are in tokens.
+
+    `stages` are `[steps, length]` pairs of shorter sequences to begin with, as many tokens a step:
+    recall is found sooner where answers are dense and near.
+    """
 
     family: str
     model: dict
@@ -34,6 +38,7 @@ class Recipe:
     vocab_size: int = 1024
     length: int = 512
     batch: int = 8
+    stages: list = field(default_factory=list)
     steps: int = 2000
     lr: float = 2e-3
     warmup: int = 100
@@ -46,6 +51,14 @@ class Recipe:
         unknown = set(self.mix) - set(KINDS)
         if unknown:
             raise RetrofitError(f"recipe: mix has {sorted(unknown)}; known kinds are {sorted(KINDS)}")
+
+    def shape(self, step: int) -> tuple[int, int]:
+        """Sequences and their length at a step."""
+        for steps, length in self.stages:
+            if step < steps:
+                return self.batch * self.length // length, length
+            step -= steps
+        return self.batch, self.length
 
 
 def read_recipe(path: Path, **given: object) -> Recipe:
@@ -87,8 +100,9 @@ def train_tokenizer(texts: list[str], vocab_size: int, seed: int):
 def batch(data: Corpus, recipe: Recipe, step: int) -> tuple[Tensor, Tensor]:
     """The ids `[B, length + 1]` and loss weights `[B, length]` of a step."""
     rng = random.Random(recipe.seed * 1_000_003 + step)
-    kinds = rng.choices(list(recipe.mix), list(recipe.mix.values()), k=recipe.batch)
-    rows = [sequence(data, k, recipe.length, recipe.answer_weight, rng) for k in kinds]
+    count, length = recipe.shape(step)
+    kinds = rng.choices(list(recipe.mix), list(recipe.mix.values()), k=count)
+    rows = [sequence(data, k, length, recipe.answer_weight, rng) for k in kinds]
     return torch.tensor([r[0] for r in rows]), torch.tensor([r[1] for r in rows])
 
 

@@ -19,6 +19,7 @@ class Bank(NamedTuple):
     visible: Tensor  # [B, T, N]
     index: Tensor  # [B, T], the number of the segment that holds the token
     number: Tensor  # [B or 1, N], the number of the (last) segment of each state
+    newest: Tensor | None = None  # [B], the slot of the last closed block
 
 
 @dataclass
@@ -33,7 +34,8 @@ class SegmentCache:
     states: Tensor | None = None  # [B, capacity, H, K, V]
     summaries: Tensor | None = None  # [B, capacity, H, P]
     open_summary: Tensor | None = None  # [B, H, P]
-    origin: Tensor | None = None  # [B, H, K, V], what is left of the open segment's start state
+    open_decay: Tensor | None = None  # [B, H] or [B, H, K], total log decay of the open segment
+    origin: Tensor | None = None  # [B, H, K, V], the open segment's start state
     online: Tensor | None = None  # [B, H, K, V], the open segment's own state under `reset`
     held: int = field(default=0)  # the largest of `counts`
     alike: bool = True  # every row has the same phase and count
@@ -56,6 +58,11 @@ class SegmentCache:
         for name, tensor in self.tensors().items():
             setattr(self, name, function(tensor))
         return self
+
+    def settle(self, laid: Frame) -> None:
+        """Remember whether the rows still agree."""
+        self.alike = self.alike and laid.slots is None
+        self.phase = laid.phase
 
     def append(self, states: Tensor, summaries: Tensor, closed: Tensor) -> None:
         """Put the first `closed[b]` of `[B, n, ...]` after each row's own; surplus ones stay unseen."""
@@ -137,8 +144,13 @@ class Frame(NamedTuple):
         return out * (self.slots >= 0).view(*self.slots.shape, *[1] * (y.dim() - 2)).to(y.dtype)
 
 
-def frame(cache: SegmentCache, valid: Tensor | None, length: int, size: int) -> Frame:
-    """Lay `length` tokens (where `valid [B, T]`) behind the open segments; one frame if none closes."""
+def frame(
+    cache: SegmentCache, valid: Tensor | None, length: int, size: int, strict: bool = False
+) -> Frame:
+    """Lay `length` tokens (where `valid [B, T]`) behind the open segments; one frame if none closes.
+
+    `strict`: a segment's last token always lies in a segment's last slot.
+    """
     tokens = torch.full_like(cache.phase, length) if valid is None else valid.sum(1)
     ends = cache.phase + tokens
     closed, phase = ends // size, ends % size
@@ -152,12 +164,13 @@ def frame(cache: SegmentCache, valid: Tensor | None, length: int, size: int) -> 
         return Frame(size, count, first, length, None, closed, phase)
     steps = torch.arange(length, device=cache.phase.device).expand(len(tokens), -1)
     order = steps if valid is None else valid.cumsum(1) - 1
-    if longest <= size:  # nothing crosses a boundary: no need to lie where the segment's slots are
-        slots, size, count = order, int(tokens.max()), 1
+    most = max(1, int(tokens.max()))
+    if longest <= size and (most == 1 or not strict):  # no need to lie where the segment's slots are
+        slots, size, count = order, most, 1
     else:
         slots = cache.phase[:, None] + order
     slots = slots if valid is None else slots.masked_fill(~valid, -1)
-    return Frame(max(1, size), count, 0, length, slots, closed, phase)
+    return Frame(size, count, 0, length, slots, closed, phase)
 
 
 def logarithmic(tokens: int, unit: int = 1) -> list[int]:

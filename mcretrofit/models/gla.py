@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mcretrofit.errors import RetrofitError
 from mcretrofit.models._blocks import RMSNorm, ShortConvolution, convolve, heads, whole
+from mcretrofit.models._feature_maps import activation
 from mcretrofit.models._state import Context
 from mcretrofit.ops import gla
 from mcretrofit.ops._call import call
@@ -26,6 +26,7 @@ DEFAULTS = {
     "use_output_gate": True,
     "clamp_min": None,
     "elementwise_affine": True,
+    "fuse_norm": True,
     "gate_low_rank_dim": 16,
     "gate_logit_normalizer": 16,
 }
@@ -42,8 +43,7 @@ class Mixer(nn.Module):
         self.normalizer, self.clamp_min = config.gate_logit_normalizer, config.clamp_min
         width, wide_k = config.hidden_size, whole(config, config.expand_k, "expand_k")
         wide_v = whole(config, config.expand_v, "expand_v")
-        if config.feature_map is not None:
-            raise RetrofitError(f"config: feature_map {config.feature_map!r} is not supported for gla")
+        self.feature_map = activation(config.feature_map)
         self.key, self.value = wide_k // self.num_heads, wide_v // self.num_heads
         self.q_proj = nn.Linear(width, wide_k, bias=False)
         self.k_proj = nn.Linear(width, wide_k // self.groups, bias=False)
@@ -56,12 +56,11 @@ class Mixer(nn.Module):
             nn.Linear(width, config.gate_low_rank_dim, bias=False),
             nn.Linear(config.gate_low_rank_dim, wide_k // self.groups),
         )
-        norm = RMSNorm(self.value, config.norm_eps, config.elementwise_affine)
         if config.use_output_gate:
             self.g_proj = nn.Linear(width, wide_v, bias=False)
-            self.g_norm_swish_gate = norm
-        else:
-            self.g_norm = norm
+        fused = config.use_output_gate and config.fuse_norm
+        self.norm_name = "g_norm_swish_gate" if fused else "g_norm"
+        setattr(self, self.norm_name, RMSNorm(self.value, config.norm_eps, config.elementwise_affine))
         self.o_proj = nn.Linear(wide_v, width, bias=False)
 
     def start(self) -> None:
@@ -81,7 +80,8 @@ class Mixer(nn.Module):
             q, k, v = convolve(self, (q, k, v), state, context)
         g = F.logsigmoid(self.gk_proj(x)) / self.normalizer
         g = g if self.clamp_min is None else g.clamp_min(self.clamp_min)
-        q, k, g, v = heads(q, self.key), heads(k, self.key), heads(g, self.key), heads(v, self.value)
+        q, k, g, v = *(heads(s, self.key) for s in (q, k, g)), heads(v, self.value)
+        q, k = self.feature_map(q), self.feature_map(k)
         k, g, v = (s.repeat_interleave(self.groups, 2) for s in (k, g, v))
         o, state["recurrent"] = chunk_gla(
             q=q,
@@ -92,11 +92,8 @@ class Mixer(nn.Module):
             output_final_state=context.cache is not None,
             valid=context.valid,
         )
-        if hasattr(self, "g_proj"):
-            o = self.g_norm_swish_gate(o, heads(self.g_proj(x), self.value))
-        else:
-            o = self.g_norm(o)
-        return self.o_proj(o.flatten(-2))
+        gate = heads(self.g_proj(x), self.value) if hasattr(self, "g_proj") else None
+        return self.o_proj(getattr(self, self.norm_name)(o, gate).flatten(-2))
 
 
 def tiny() -> dict:

@@ -1,6 +1,7 @@
 """Position alone: a logit for each distance in segments, the paper's ablation of content (Table 5).
 
-`u_t = x_t W_u` holds one logit a distance; untrained it is zero and every segment counts the same.
+`u_t = x_t W_u` holds one logit a distance; untrained it is zero and every segment counts the same,
+but for a hair that breaks ties towards the nearest.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from mcretrofit.routers import Asked, Opened
 from mcretrofit.segments import Bank
 
 UNIT, USES_QUERY, TEMPERATURE = False, False, 1.0
+HAIR = 1e-5
 
 
 def width(keys: int) -> int:
@@ -27,4 +29,4 @@ def score(asked: Asked, bank: Bank, opened: Opened | None) -> tuple[Tensor, Tens
     """The logit of the distance `s - i` (of the farthest where there are more), and of distance 0."""
     away = bank.index[..., None] - bank.number[:, None]
     away = away.clamp(0, asked.u.shape[-1] - 1)[:, :, None].expand(-1, -1, asked.u.shape[2], -1)
-    return asked.u.gather(-1, away), asked.u[..., 0]
+    return asked.u.gather(-1, away) - HAIR * away, asked.u[..., 0]

@@ -1,4 +1,4 @@
-"""Read a bank of cached states: y_t = sum_i w_i q_t M_i, the sum of arXiv 2602.24281 eq 9 and 17."""
+"""Read a bank of cached states: y_t = sum_i w_i q_t M_i, arXiv 2602.24281 eq 9 and 17."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def cached_read(
     `weights` and int64 `indices` into N, both [B, T, H, S].
 
     A weight of exactly 0 means "not selected": nothing flows through it, neither a NaN of its
-    state nor a gradient, not even to the weight itself. Gradients reach states, q and weights.
+    state nor a gradient, not even to the weight itself. Gradients reach states, q and weights;
+    until backward has run, the bank must not be written to.
 
     impl: "naive" (the oracle), "torch" (grouped products), "triton" (fused) or "auto", which takes
     triton on CUDA where it is installed and torch elsewhere. A named impl is never replaced.

@@ -15,9 +15,7 @@ from .fused_kernels import dense_read, sparse_read, sum_outer
 ENOUGH_PROGRAMS = 256
 
 
-def fused_read(
-    states: Tensor, q: Tensor, weights: Tensor, indices: Tensor | None = None
-) -> Tensor:
+def fused_read(states: Tensor, q: Tensor, weights: Tensor, indices: Tensor | None = None) -> Tensor:
     """sum_i w_i q @ M_i for states [B, N, H, K, V] (any strides), q [B, T, H, K].
 
     All three gradients are kernels too. The states' one runs over the tokens of each state, so it
@@ -63,7 +61,7 @@ def _read(
 ) -> Tensor:
     batch, count, heads, width, values = states.shape
     length, slots = weights.shape[1], weights.shape[3]
-    tile_k, tile_v = _tile(width), _tile(values)
+    tile_k, tile_v = _tile(width, 32), _tile(values, 64)
     sizes = (length, heads, count, slots, width, values)
     backward = other is not None
     # the kernels never touch these two outside a backward pass
@@ -93,7 +91,7 @@ def _grad_states(
     batch, count, heads, width, values = shape
     sizes = (weights.shape[1], heads, count, weights.shape[3], width, values)
     out = torch.empty(shape, dtype=torch.float32, device=q.device)
-    tile_k, tile_v = _tile(width), _tile(values)
+    tile_k, tile_v = _tile(width, 64), _tile(values, 64)
     grid = (count * triton.cdiv(width, tile_k), triton.cdiv(values, tile_v), batch * heads)
     sparse = indices is not None
     tensors = (q, weights, indices if sparse else weights, grad, out)
@@ -101,8 +99,8 @@ def _grad_states(
     return out
 
 
-def _tile(size: int) -> int:
-    return min(64, max(16, triton.next_power_of_2(size)))
+def _tile(size: int, most: int) -> int:
+    return min(most, max(16, triton.next_power_of_2(size)))
 
 
 def _precision() -> str:

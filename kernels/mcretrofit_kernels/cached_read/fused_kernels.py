@@ -58,14 +58,15 @@ def sparse_read(
         if w != 0:
             n = tl.load(indices + row * S + s)
             known = (n >= 0) & (n < N)
+            w, n = tl.where(known, w, float("nan")), tl.where(known, n, 0)
             read = tl.zeros((BV,), dtype=tl.float32)
             for first in range(0, K, BK):
                 k = (first + tl.arange(0, BK)).to(tl.int64)
                 xk = tl.load(x + row * K + k, mask=k < K, other=0).to(tl.float32)
                 at = b * sb + n * sn + h * sh + k[:, None] * sk + v[None, :] * sv
-                mask = (k < K)[:, None] & in_v[None, :] & known
+                mask = (k < K)[:, None] & in_v[None, :]
                 read += tl.sum(xk[:, None] * tl.load(states + at, mask=mask, other=0), 0)
-            total += tl.where(known, w * read, float("nan"))
+            total += w * read
             if BACKWARD:
                 o = tl.load(other + row * V + v, mask=in_v, other=0).to(tl.float32)
                 tl.atomic_add(grad_weights + row * S + s, tl.sum(read * o, 0))

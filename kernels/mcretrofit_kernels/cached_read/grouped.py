@@ -63,7 +63,7 @@ class _Read(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        states, q, weights, indices = ctx.saved_tensors
+        states, q, *_ = ctx.saved_tensors
         with torch.autocast(states.device.type, enabled=False):
             grads = _backward(ctx, grad.to(states.dtype), states, q.to(states.dtype))
         return *grads, None
@@ -133,7 +133,8 @@ def _groups(weights: Tensor, indices: Tensor | None, count: int) -> Iterator[Gro
 
 
 def _dense_groups(b: int, h: int, live: Tensor) -> Iterator[Group]:
-    for start, block in zip(range(0, len(live), BLOCK), live.split(BLOCK)):
+    for start in range(0, len(live), BLOCK):
+        block = live[start : start + BLOCK]
         for n, tokens in enumerate(block.sum(0).tolist()):
             if tokens == len(block):
                 yield Group(b, h, n, n, slice(start, start + tokens))
@@ -149,7 +150,7 @@ def _sparse_groups(b: int, h: int, live: Tensor, indices: Tensor, count: int) ->
     owners, order = owners.sort(stable=True)
     owners, sizes = owners.unique_consecutive(return_counts=True)
     tokens = (pairs // max(slots, 1))[order].split(sizes.tolist())
-    for owner, members in zip(owners.tolist(), tokens):
+    for owner, members in zip(owners.tolist(), tokens, strict=True):
         yield Group(b, h, owner % count, owner // count, members)
 
 

@@ -15,7 +15,5 @@ def naive_read(states: Tensor, q: Tensor, weights: Tensor, indices: Tensor | Non
     heads = torch.arange(heads, device=q.device)[None, None, :, None]
     picked = states[rows, indices, heads]
     picked = torch.where((weights != 0)[..., None, None], picked, 0)
-    y = torch.einsum(
-        "bths,bthk,bthskv->bthv", weights.to(states.dtype), q.to(states.dtype), picked
-    )
+    y = torch.einsum("bths,bthk,bthskv->bthv", weights.to(states.dtype), q.to(states.dtype), picked)
     return y.to(q.dtype)

@@ -1,0 +1,237 @@
+"""Attach caching to a live model's mixers, and take it off again: the only file that rebinds a forward.
+
+A mixer is any module whose forward calls one of `ops/*.NAMES`. Its forward function is rebuilt, for
+this instance alone, with a private globals dict in which those names are ours: nothing is copied,
+renamed or patched globally, so base keys stay as they are and the extras are exactly `*.mc.*`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mcretrofit._hosts import Published
+from mcretrofit.caching import Plan, cached_scan
+from mcretrofit.config import CachingConfig
+from mcretrofit.errors import RetrofitError
+from mcretrofit.gates import Gate
+from mcretrofit.memories import Streams
+from mcretrofit.ops._call import call, from_state, silence, to_state
+from mcretrofit.registry import load, names
+
+
+class Found(NamedTuple):
+    """A mixer of a model and the op that it calls."""
+
+    name: str
+    module: nn.Module
+    op: ModuleType
+    calls: tuple[str, ...]
+
+
+class Cover(NamedTuple):
+    """What is cached of one mixer: its cached heads of `total`, and the gate's statistics for them."""
+
+    heads: list[int]
+    total: int
+    mask: Tensor  # [H', K]
+    mean: Tensor | None = None  # [H']
+    std: Tensor | None = None  # [H']
+    whiten: Tensor | None = None  # [H', K, K]
+
+
+@cache
+def _ops() -> dict[str, ModuleType]:
+    modules = [load("ops", name) for name in names("ops")]
+    return {name: op for op in modules for name in op.NAMES}
+
+
+def mixers(model: nn.Module) -> list[Found]:
+    """Every recurrent mixer of a model, in order."""
+    found = []
+    for name, module in model.named_modules():
+        used = inspect.unwrap(type(module).forward).__code__.co_names
+        called = tuple(n for n in used if n in _ops())
+        if called:
+            found.append(Found(name, module, _ops()[called[0]], called))
+    return found
+
+
+def retrofit_(model: nn.Module, config: CachingConfig, covers: Mapping[str, Cover]) -> list[str]:
+    """Attach caching in place to the mixers named in `covers`; returns the names that were wrapped.
+
+    Raises `RetrofitError` where the model has no recurrent mixer or a name is not one of them.
+    """
+    found = {f.name: f for f in mixers(model)}
+    if not found:
+        raise RetrofitError(f"{type(model).__name__} has no recurrent mixer that MC could wrap")
+    strange = set(covers) - set(found)
+    if strange:
+        raise RetrofitError(f"no mixer is called {sorted(strange)[0]!r} (they are: {', '.join(found)})")
+    wrapped = []
+    for name, cover in covers.items():
+        if cover.heads:
+            _attach(found[name], config, cover)
+            wrapped.append(name)
+    return wrapped
+
+
+def revert_(model: nn.Module) -> None:
+    """Take all caching off: the model is bit for bit what it was."""
+    for module in model.modules():
+        if isinstance(getattr(module, "mc", None), Gate):
+            del module.mc
+            del module.forward
+
+
+@contextmanager
+def retrofitted(
+    model: nn.Module, config: CachingConfig, covers: Mapping[str, Cover] | None = None
+) -> Iterator[nn.Module]:
+    """The model with caching inside the block, and as it was after it."""
+    retrofit_(model, config, every_head(model) if covers is None else covers)
+    try:
+        yield model
+    finally:
+        revert_(model)
+
+
+def plans(model: nn.Module) -> dict[str, Plan]:
+    """The plans of the wrapped mixers, by name."""
+    return {n: m.mc.plan for n, m in model.named_modules() if isinstance(getattr(m, "mc", None), Gate)}
+
+
+@contextmanager
+def listening(model: nn.Module, hear: Callable[[str, Streams, Tensor | None], None]) -> Iterator[None]:
+    """Run unmodified mixers while `hear(name, streams, valid)` gets what each hands to its op."""
+    found = mixers(model)
+    for one in found:
+        _bind(one, _heard(one, hear))
+    try:
+        yield
+    finally:
+        for one in found:
+            del one.module.forward
+
+
+def shapes(model: nn.Module) -> dict[str, tuple[int, int, int]]:
+    """Heads, key width and value width of every mixer, from one token."""
+    seen: dict[str, tuple[int, int, int]] = {}
+
+    def hear(name: str, streams: Streams, valid: Tensor | None) -> None:
+        seen[name] = (streams.k.shape[2], streams.k.shape[3], streams.v.shape[3])
+
+    with torch.no_grad(), listening(model, hear):
+        model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=False)
+    return seen
+
+
+def every_head(model: nn.Module) -> dict[str, Cover]:
+    """A cover of every head of every mixer, without statistics."""
+    return {
+        name: Cover(list(range(heads)), heads, torch.ones(heads, keys))
+        for name, (heads, keys, _) in shapes(model).items()
+    }
+
+
+def _attach(found: Found, config: CachingConfig, cover: Cover) -> None:
+    if isinstance(getattr(found.module, "mc", None), Gate):
+        raise RetrofitError(f"{found.name} is wrapped already; call revert_ first")
+    somewhere = next(found.module.parameters())
+    width = _input_width(found) if config.gate else 0
+    gate = Gate(cover.heads, cover.mask.shape[1], width, cover.whiten is not None)
+    for name in ("mask", "mean", "std", "whiten"):
+        if getattr(cover, name) is not None:
+            getattr(gate, name).copy_(getattr(cover, name))
+    plan = Plan(config, gate, found.op.MEMORY, cover.total)
+    _bind(found, _caching(found.op, plan))
+    gate.plan = plan
+    found.module.mc = gate.to(somewhere.device)
+
+
+def _input_width(found: Found) -> int:
+    first = next((m for m in found.module.modules() if isinstance(m, nn.Linear)), None)
+    if first is None:
+        raise RetrofitError(f"{found.name}: cannot tell the width of its input for a trainable gate")
+    return first.in_features
+
+
+def _caching(op: ModuleType, plan: Plan) -> Callable:
+    def run(
+        host: Published,
+        *args: Tensor,
+        initial_state: Tensor | None = None,
+        output_final_state: bool = False,
+        state_v_first: bool = False,
+        valid: Tensor | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        valid = host.valid if valid is None else valid
+        streams = silence(op.streams(*args, **options), valid)
+        state = to_state(initial_state, streams, state_v_first)
+        segments = host.segments(lambda: plan.start(state.shape[0], state.device))
+        out, state = cached_scan(plan, streams, state, segments, host.x, valid)
+        kept = from_state(state, state_v_first) if output_final_state else None
+        return out.to(streams.v.dtype), kept
+
+    return run
+
+
+def _heard(found: Found, hear: Callable[[str, Streams, Tensor | None], None]) -> Callable:
+    def run(host: Published, *args: Tensor, valid: Tensor | None = None, **options: Any):
+        valid = host.valid if valid is None else valid
+        inside = {k: v for k, v in options.items() if k not in ("initial_state", "output_final_state")}
+        hear(found.name, found.op.streams(*args, **inside), valid)
+        return call(found.op, *args, valid=valid, **options)
+
+    return run
+
+
+def _bind(found: Found, run: Callable) -> None:
+    """Give the instance a forward whose op names resolve to `run(published, ...)`."""
+    function = inspect.unwrap(type(found.module).forward)
+    signature = inspect.signature(function)
+    host: list[Published] = []
+
+    def op(*args: Any, **kwargs: Any) -> Any:
+        return run(host[-1], *args, **kwargs)
+
+    private = {**function.__globals__, **_on_cpu(function), **dict.fromkeys(found.calls, op)}
+    rebuilt = FunctionType(
+        function.__code__, private, function.__name__, function.__defaults__, function.__closure__
+    )
+    rebuilt.__kwdefaults__ = function.__kwdefaults__
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        host.append(Published(self, signature.bind(self, *args, **kwargs).arguments))
+        try:
+            return rebuilt(self, *args, **kwargs)
+        finally:
+            host.pop()
+
+    found.module.forward = MethodType(forward, found.module)
+
+
+def _on_cpu(function: FunctionType) -> dict[str, Callable]:
+    """Kernel functions that a host bound to a GPU package, made to take their torch body on a CPU."""
+    bodies = {}
+    for name in function.__code__.co_names:
+        bound = function.__globals__.get(name)
+        if inspect.isfunction(bound) and hasattr(bound, "__wrapped__"):
+            bodies[name] = _by_device(bound, inspect.unwrap(bound))
+    return bodies
+
+
+def _by_device(kernel: Callable, body: Callable) -> Callable:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        first = next(a for a in (*args, *kwargs.values()) if isinstance(a, Tensor))
+        return (kernel if first.is_cuda else body)(*args, **kwargs)
+
+    return run

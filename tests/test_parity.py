@@ -1,0 +1,89 @@
+"""Law 18: our decoder and ops against the implementations that they stand in for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from inspect import unwrap
+from pathlib import Path
+
+import pytest
+import torch
+from fla_reference import CASES
+from safetensors.torch import load_file
+
+from mcretrofit.checkpoint import open_checkpoint
+from mcretrofit.loading import load_model
+from mcretrofit.models._native import torch_fallbacks
+from mcretrofit.ops import gated_delta_rule
+from mcretrofit.ops._call import call
+
+shared = Path(__file__).parents[2] / "shared" / "checkpoints"
+absent = [name for name in ("triton", "fla") if not find_spec(name)]
+# two float32 computations of sums of some hundred terms, in different orders
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """A folder a case with weights and results of stock fla, made once, in a process of its own."""
+    if absent:
+        pytest.skip(f"{' and '.join(absent)} not installed: nothing to compare with")
+    folder = tmp_path_factory.mktemp("fla")
+    script = str(Path(__file__).with_name("fla_reference.py"))
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", script, str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    return folder
+
+
+def near(got: torch.Tensor, want: torch.Tensor) -> None:
+    torch.testing.assert_close(got, want, rtol=0, atol=TOLERANCE * float(want.abs().max()))
+
+
+@pytest.mark.parametrize("case", CASES)
+@torch.no_grad()
+def test_decoder_equals_stock_fla(case, reference):
+    model = load_model(open_checkpoint(reference / case))
+    results = load_file(reference / case / "results.safetensors")
+    ids = results["ids"]
+    first = model(ids[:, :-1], use_cache=True)
+    near(first.logits, results["logits"])
+    near(model(ids[:, -1:], past_key_values=first.past_key_values).logits, results["step"])
+    near(model(ids).logits[:, -1:], results["step"])
+
+
+@pytest.mark.skipif(not shared.is_dir(), reason="needs ../shared/checkpoints")
+@torch.no_grad()
+def test_rwkv7_gives_the_golden_logits():
+    model = load_model(open_checkpoint(shared / "rwkv7-834k-bytes.safetensors"))
+    raw = bytearray((shared / "rwkv7-834k-bytes.expected-logits.f32").read_bytes())
+    expected = torch.frombuffer(raw, dtype=torch.float32)
+    logits = model(torch.tensor([list(b'"in')])).logits[0, -1]
+    assert (logits - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("grouped", [1, 2], ids=["equal", "grouped"])
+@pytest.mark.parametrize("body", ["torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"])
+def test_gated_delta_rule_equals_transformers(body, grouped):
+    with torch_fallbacks():
+        from transformers.models.qwen3_next import modeling_qwen3_next as host
+    theirs = unwrap(getattr(host, body))
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 2, 70, 2, 16)
+    v, state = torch.randn(2, 70, 2 * grouped, 8), torch.randn(2, 2 * grouped, 16, 8)
+    arguments = {
+        "g": -torch.rand(2, 70, 2 * grouped),
+        "beta": torch.rand(2, 70, 2 * grouped),
+        "initial_state": state,
+        "output_final_state": True,
+        "use_qk_l2norm_in_kernel": True,
+    }
+    out, end = call(gated_delta_rule, q, k, v, **arguments)
+    q, k = (x.repeat_interleave(grouped, 2) for x in (q, k))
+    their_out, their_end = theirs(q, k, v, **arguments)
+    near(out, their_out)
+    near(end, their_end)
