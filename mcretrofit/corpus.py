@@ -1,7 +1,7 @@
 """Training sequences: prose with needles, key-value lines and repeated passages, from a text folder.
 
 The sentences are those of the compact dialect (`tasks/_recall.py`), so that what a model learns is what
-the probes ask. A sequence is `(ids [length + 1], weights [length])`; first mentions weigh nothing.
+the probes ask. A sequence is `(ids [length + 1], weights [length])`; what cannot be foreseen weighs little.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import numpy as np
 from mcretrofit.errors import RetrofitError
 from mcretrofit.tasks import _recall as recall
 from mcretrofit.tasks._haystack import NOISE
+
+FIRST = 0.1  # loss weight of what nobody could foresee: needles and questions
 
 
 class Piece(NamedTuple):
@@ -87,32 +89,40 @@ def _repeat(prose: list[int], rng: random.Random) -> list[int]:
 
 
 def _needles(encode: Callable, answer: float, length: int, rng: random.Random):
-    count = min(rng.choice((0, 1, 1, 2, 3, 4, 6)), length // 48)
-    keys = recall.compact_keys(rng, count)
-    values = [recall.compact_value(rng) for _ in keys]
-    inserted = [Piece(encode(" " + recall.needle(k, v)), 0.1) for k, v in zip(keys, values, strict=True)]
-    asked = list(zip(keys, values, strict=True))
-    rng.shuffle(asked)
+    room = length // 32
+    count = min(rng.choice((0, 1, 1, 2, 2, 4, 6)), max(1, room // 2))
+    facts = _facts(count, rng)
+    inserted = [Piece(encode(" " + recall.needle(*fact)), FIRST) for fact in facts]
     final = []
-    for key, value in asked:
-        final += [Piece(encode(" " + recall.stem(key)), 0.1), Piece(encode(" " + value), answer)]
-        final.append(Piece(encode("."), 1.0))
+    for key, value in _asked(facts, min(6, room), rng):
+        final += _answered(encode, " " + recall.stem(key), value, answer, ".")
     return inserted, final
 
 
 def _pairs(encode: Callable, answer: float, length: int, rng: random.Random):
-    count = min(rng.choice((1, 2, 4, 4, 6, 8, 12)), length // 32)
-    keys = recall.compact_keys(rng, count)
-    values = [recall.compact_value(rng) for _ in keys]
-    lines = ["\n" + recall.pair_line(k, v) + "\n" for k, v in zip(keys, values, strict=True)]
-    inserted = [Piece(encode(line), 0.1) for line in lines]
-    asked = list(zip(keys, values, strict=True))
-    rng.shuffle(asked)
+    room = length // 20
+    facts = _facts(min(rng.choice((1, 2, 4, 4, 6, 8, 12)), max(1, room // 2)), rng)
+    inserted = [Piece(encode("\n" + recall.pair_line(*fact) + "\n"), FIRST) for fact in facts]
     final = [Piece(encode("\n"), 1.0)]
-    for key, value in asked[:8]:
-        final += [Piece(encode(recall.pair_stem(key)), 0.1), Piece(encode(" " + value), answer)]
-        final.append(Piece(encode("\n"), 1.0))
+    for key, value in _asked(facts, min(8, room), rng):
+        final += _answered(encode, recall.pair_stem(key), value, answer, "\n")
     return inserted, final
+
+
+def _facts(count: int, rng: random.Random) -> list[tuple[str, str]]:
+    return [(key, recall.compact_value(rng)) for key in recall.compact_keys(rng, count)]
+
+
+def _asked(facts: list[tuple[str, str]], count: int, rng: random.Random) -> list[tuple[str, str]]:
+    """`count` questions: every fact once in random order, then some again."""
+    asked = rng.sample(facts, len(facts))
+    return (asked + rng.choices(facts, k=count))[:count] if facts else []
+
+
+def _answered(encode: Callable, stem: str, value: str, answer: float, end: str) -> list[Piece]:
+    """A question, the space and digits of its answer, and what ends the sentence."""
+    parts = ((stem, FIRST), (" ", 1.0), (value, answer), (end, 1.0))
+    return [Piece(encode(text), weight) for text, weight in parts]
 
 
 def _nothing(encode: Callable, answer: float, length: int, rng: random.Random):

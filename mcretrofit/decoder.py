@@ -82,6 +82,7 @@ class DecoderForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = DecoderConfig
     base_model_prefix = "model"
     _tied_weights_keys = {"lm_head.weight": "model.embeddings.weight"}
+    _keep_in_fp32_modules_strict = ["A_log", "dt_bias"]
     _is_stateful = True
     _supports_cache_class = True
 

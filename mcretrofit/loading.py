@@ -9,7 +9,7 @@ from torch import nn
 
 from mcretrofit import registry
 from mcretrofit.decoder import DecoderConfig, DecoderForCausalLM
-from mcretrofit.errors import RetrofitError
+from mcretrofit.errors import RetrofitError, unknown
 from mcretrofit.models._layout import Layout, Part
 from mcretrofit.models._match import match
 from mcretrofit.models._native import native_class
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _NOT_FIELDS = ("model_type", "family", "architectures", "auto_map", "transformers_version")
 _NOT_FIELDS += ("dtype", "torch_dtype")
+_DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
 _HARMLESS = ("*.rotary.inv_freq",)
 _ALWAYS_WIDE = ("A_log", "dt_bias")
 
@@ -28,13 +29,16 @@ _ALWAYS_WIDE = ("A_log", "dt_bias")
 def load_model(
     checkpoint: Checkpoint, dtype: str | torch.dtype | None = None, device: str = "cpu"
 ) -> PreTrainedModel:
-    """The checkpoint as a model in eval mode: our decoder, or transformers' own class where that is it.
+    """The checkpoint as a model in eval mode: our decoder, or transformers' own class.
 
     Without `dtype` the stored one is kept, except that a CPU computes half precision in float32;
-    decays are float32 always. Raises RetrofitError for an unknown model type and for any tensor that
-    is missing, surplus, of the wrong shape or not finite.
+    decays are float32 always. Raises RetrofitError for an unknown model type and for any tensor
+    that is missing, surplus, of the wrong shape or not finite.
     """
-    dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    if isinstance(dtype, str):
+        if dtype not in _DTYPES:
+            raise unknown("dtype", dtype, _DTYPES)
+        dtype = _DTYPES[dtype]
     found = _family(checkpoint)
     if found is None:
         return _native(checkpoint, dtype, device)
@@ -45,7 +49,9 @@ def load_model(
     slots = _slots(model)
     expected = {name: tuple(p.shape) for name, p in model.named_parameters()}
     tied = {name: first for first, names in slots.items() for name in names if name != first}
-    for name in match(expected, _Shapes(checkpoint.path, layout.parts), tied=tied, harmless=_HARMLESS):
+    for name in match(
+        expected, _Shapes(checkpoint.path, layout.parts), tied=tied, harmless=_HARMLESS
+    ):
         tensor = _read(checkpoint, layout.parts[name])
         tensor = tensor.to(device, _dtype(name, tensor, dtype, device))
         _assign(model, slots.get(name) or slots[tied[name]], nn.Parameter(tensor))
@@ -66,7 +72,10 @@ def _family(checkpoint: Checkpoint) -> tuple[str, Layout] | None:
         if layout is not None:
             return name, layout
     if kind is None:
-        raise RetrofitError(f"{checkpoint.path} has no config: say which, --config config.json")
+        raise RetrofitError(
+            f"{checkpoint.path}: no config.json names its model_type; "
+            "say which config: --config config.json"
+        )
     parts = {name: Part(name, tuple(shape)) for name, shape in shapes.items()}
     return next(((name, Layout(config, parts)) for name in fits), None)
 
@@ -110,13 +119,10 @@ def _read(checkpoint: Checkpoint, part: Part) -> torch.Tensor:
 
 
 def _dtype(name: str, tensor: torch.Tensor, asked: torch.dtype | None, device: str) -> torch.dtype:
-    half = tensor.element_size() < 4
-    wide = torch.promote_types(asked or tensor.dtype, torch.float32) if not half else torch.float32
-    if name.endswith(_ALWAYS_WIDE):
-        return wide
-    if asked is not None:
-        return asked
-    return torch.float32 if half and torch.device(device).type == "cpu" else tensor.dtype
+    widened = tensor.element_size() < 4 and torch.device(device).type == "cpu"
+    chosen = asked or (torch.float32 if widened else tensor.dtype)
+    narrow = chosen.itemsize < 4
+    return torch.float32 if narrow and name.endswith(_ALWAYS_WIDE) else chosen
 
 
 def _check_whole(model: nn.Module) -> None:
@@ -138,7 +144,9 @@ def _native(checkpoint: Checkpoint, dtype: torch.dtype | None, device: str) -> P
     """transformers' own class from the folder; a tensor it would have made up is an error."""
     found = native_class(checkpoint.config["model_type"])
     if checkpoint.folder is None:
-        raise RetrofitError(f"{checkpoint.path}: this model type is loaded from a folder with its config.json")
+        raise RetrofitError(
+            f"{checkpoint.path}: this model type is loaded from a folder with its config.json"
+        )
     if dtype is None:
         half = any(checkpoint.dtype(name) in ("BF16", "F16") for name in checkpoint.names())
         dtype = torch.float32 if half and torch.device(device).type == "cpu" else "auto"

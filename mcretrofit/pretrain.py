@@ -44,7 +44,7 @@ class Recipe:
     warmup: int = 100
     weight_decay: float = 0.1
     answer_weight: float = 5.0
-    mix: dict = field(default_factory=lambda: {"needles": 4, "pairs": 4, "copy": 1, "prose": 1})
+    mix: dict = field(default_factory=lambda: {"needles": 5, "pairs": 3, "copy": 1, "prose": 1})
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ def train_tokenizer(texts: list[str], vocab_size: int, seed: int):
     from mcretrofit.tasks import _recall as recall
 
     rng = random.Random(seed)
-    keys = [recall.compact_keys(rng, 1)[0] for _ in range(4000)]
+    keys = [recall.compact_keys(rng, 1)[0] for _ in range(100_000)]
     said = "".join(f" {recall.needle(k, '0')}\n{recall.pair_line(k, '0')}\n" for k in keys)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

@@ -1,6 +1,6 @@
-"""Stock flash-linear-attention on a CPU: `python fla_reference.py DIR` writes weights and results there.
+"""Stock flash-linear-attention on a CPU: `fla_reference.py DIR` writes weights and results there.
 
-test_parity.py runs this in a process of its own under TRITON_INTERPRET=1: fla's kernels are the oracle.
+test_parity.py runs this in a process of its own under TRITON_INTERPRET=1.
 """
 
 from __future__ import annotations
@@ -26,8 +26,16 @@ CASES = {
     "linear_attn-hedgehog": Case(
         "LinearAttention",
         10,
-        {"num_heads": 2, "num_kv_heads": 1, "feature_map": "hedgehog", "norm_q": True, "norm_k": True},
+        {
+            "num_heads": 2,
+            "num_kv_heads": 1,
+            "feature_map": "hedgehog",
+            "norm_q": True,
+            "norm_k": True,
+        },
     ),
+    "linear_attn-t2r": Case("LinearAttention", 10, {"num_heads": 2, "feature_map": "t2r"}),
+    "linear_attn-elu": Case("LinearAttention", 10, {"num_heads": 2, "feature_map": "elu"}),
     "linear_attn-tied": Case("LinearAttention", 10, {"num_heads": 2, "tie_feature_map_qk": True}),
     "linear_attn-dpfp": Case("LinearAttention", 10, {"num_heads": 2, "feature_map": "dpfp"}),
     "retnet": Case("RetNet", 72, {"num_heads": 2}),
@@ -37,7 +45,9 @@ CASES = {
         {"num_heads": 2, "num_kv_heads": 1, "feature_map": "relu", "fuse_norm": False, **_CONV},
     ),
     "gla": Case("GLA", 72, {"num_heads": 2}),
-    "gla-conv": Case("GLA", 10, {"num_heads": 2, "num_kv_heads": 1, "feature_map": "silu", **_CONV}),
+    "gla-conv": Case(
+        "GLA", 10, {"num_heads": 2, "num_kv_heads": 1, "feature_map": "silu", **_CONV}
+    ),
     "delta_net": Case("DeltaNet", 10, {"num_heads": 2, "tie_word_embeddings": True}),
     "delta_net-sum": Case(
         "DeltaNet",
@@ -49,11 +59,19 @@ CASES = {
     "gated_deltanet-plain": Case(
         "GatedDeltaNet",
         10,
-        {"num_heads": 2, "head_dim": 16, "use_gate": False, "expand_v": 1.0, "allow_neg_eigval": True},
+        {
+            "num_heads": 2,
+            "head_dim": 16,
+            "use_gate": False,
+            "expand_v": 1.0,
+            "allow_neg_eigval": True,
+        },
     ),
     "rwkv7": Case("RWKV7", 10, {"head_dim": 16, **_LOW}),
     "rwkv7-plain": Case(
-        "RWKV7", 10, {"head_dim": 32, "norm_bias": False, "fuse_norm": False, "norm_first": False, **_LOW}
+        "RWKV7",
+        10,
+        {"head_dim": 32, "norm_bias": False, "fuse_norm": False, "norm_first": False, **_LOW},
     ),
 }
 COMMON = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 128, "intermediate_size": 64}
@@ -81,7 +99,7 @@ def main(folder: Path) -> None:
 
 
 def save(model, case: Case, folder: Path) -> None:  # noqa: ANN001
-    """config.json, model.safetensors, and results.safetensors with ids, logits and a decoded step's."""
+    """config.json, model.safetensors, and results.safetensors: ids, logits, a decoded step's."""
     import torch
     from safetensors.torch import save_file
 

@@ -1,4 +1,4 @@
-"""What flash-linear-attention's kernels need to run on a CPU under TRITON_INTERPRET=1 (test only)."""
+"""What flash-linear-attention's kernels need under TRITON_INTERPRET=1 on a CPU (test only)."""
 
 from __future__ import annotations
 
@@ -41,17 +41,19 @@ def without_benchmarks() -> None:
     prune = Autotuner.prune_configs
 
     def one(self: Autotuner, kwargs: dict) -> list:
-        sizes = {c: prod(s for s in c.kwargs.values() if isinstance(s, int)) for c in prune(self, kwargs)}
+        sizes = {
+            c: prod(s for s in c.kwargs.values() if isinstance(s, int)) for c in prune(self, kwargs)
+        }
         return [max(sizes, key=sizes.get)]
 
     Autotuner.prune_configs = one
 
 
 def adapt(package: str) -> None:
-    """Every imported module of `package`: loops over `Index`, and triton's functions looked up late.
+    """Every imported module of `package`: loops over `Index`, triton's functions looked up late.
 
-    The interpreter swaps the functions of `triton.language` while a kernel runs; a module that holds
-    them by name would keep the compiler's.
+    The interpreter swaps the functions of `triton.language` while a kernel runs; a module that
+    holds them by name would keep the compiler's.
     """
     for name, module in list(sys.modules.items()):
         if not name.startswith(f"{package}.") or module is None:

@@ -1,4 +1,4 @@
-"""Laws of the decoder over every family of models/: pieces, padding, packing, generation, saving."""
+"""Laws of the decoder over every family: pieces, padding, packing, generation, saving."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def build(family: str, **fields: object) -> DecoderForCausalLM:
     sizes = {"vocab_size": VOCABULARY, "num_hidden_layers": 2, "intermediate_size": 32}
     tiny = registry.load("models", family).tiny()
     special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    model = DecoderForCausalLM(DecoderConfig(family, **{**sizes, **tiny, **special, **fields})).start()
+    model = DecoderForCausalLM(
+        DecoderConfig(family, **{**sizes, **tiny, **special, **fields})
+    ).start()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += torch.randn_like(parameter) * 0.1
@@ -30,7 +32,9 @@ def build(family: str, **fields: object) -> DecoderForCausalLM:
 
 
 def tokens(length: int, rows: int = 1, seed: int = 1) -> torch.Tensor:
-    return torch.randint(0, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        0, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def near(got: torch.Tensor, want: torch.Tensor, tolerance: float = 1e-5) -> None:
@@ -100,7 +104,10 @@ def test_generate_equals_recompute(family):
     for _ in range(6):
         best = model(expected, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)
         expected = torch.cat([expected, best], 1)
+    read, forward = [], model.model.forward
+    model.model.forward = lambda x, context: read.append(x.shape[1]) or forward(x, context)
     assert torch.equal(model.generate(ids, max_new_tokens=6, do_sample=False), expected)
+    assert read == [9, 1, 1, 1, 1, 1]
     beams = {"max_new_tokens": 6, "num_beams": 3, "do_sample": False}
     assert torch.equal(
         model.generate(ids, **beams, use_cache=True), model.generate(ids, **beams, use_cache=False)
@@ -142,7 +149,9 @@ def test_half_precision_keeps_float32_states(family):
     assert (out.logits.float() - exact).abs().mean() < 0.02 * exact.abs().max()
     states = [s["recurrent"] for s in out.past_key_values.states.values()]
     assert len(states) == 2
-    map_rows(tuple(states), lambda state: pytest.fail("narrow") if state.dtype != torch.float32 else 0)
+    map_rows(
+        tuple(states), lambda state: pytest.fail("narrow") if state.dtype != torch.float32 else 0
+    )
 
 
 @FAMILIES
@@ -165,3 +174,8 @@ def test_saved_models_come_back(family, tied, tmp_path):
         assert torch.equal(again(ids).logits, expected)
         assert (again.lm_head.weight is again.model.embeddings.weight) == tied
     assert set(loaded.state_dict()) == set(model.state_dict())
+    half = DecoderForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    narrow = load_model(open_checkpoint(tmp_path), "bfloat16")
+    for name, parameter in [*half.named_parameters(), *narrow.named_parameters()]:
+        wide = name.endswith(("A_log", "dt_bias"))
+        assert parameter.dtype == (torch.float32 if wide else torch.bfloat16)

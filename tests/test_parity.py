@@ -67,7 +67,9 @@ def test_rwkv7_gives_the_golden_logits():
 
 
 @pytest.mark.parametrize("grouped", [1, 2], ids=["equal", "grouped"])
-@pytest.mark.parametrize("body", ["torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"])
+@pytest.mark.parametrize(
+    "body", ["torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"]
+)
 def test_gated_delta_rule_equals_transformers(body, grouped):
     with torch_fallbacks():
         from transformers.models.qwen3_next import modeling_qwen3_next as host

@@ -7,5 +7,6 @@ A family is a module with
   `forward(hidden_states, context)` calls its op by one of `ops/*.NAMES`;
 - `tiny() -> dict`: the smallest configuration that the laws run on;
 - optionally `Block(config, layer)` where the block is not norm-mixer-norm-MLP, and
-  `from_layout(names_and_shapes)` for other on-disk layouts.
+  `final_norm(config)` with it, `Mixer.start()` for the decays of fresh weights, and
+  `from_layout(shapes, config) -> Layout | None` for other on-disk layouts (`_layout`).
 """

@@ -1,4 +1,4 @@
-"""Feature maps of linear attention on queries and keys, with the parameter names of FLA-format checkpoints."""
+"""Feature maps of linear attention, with the parameter names of FLA-format checkpoints."""
 
 from __future__ import annotations
 
@@ -64,13 +64,19 @@ def identity(x: Tensor) -> Tensor:
 TRAINED = {"hedgehog": Hedgehog, "t2r": T2R, "elementwise_product": ElementwiseProduct}
 FIXED = {"dpfp": dpfp, "elu": elu_plus_one, "relu": F.relu, "identity": identity}
 ACTIVATIONS = {
-    **{"relu": F.relu, "silu": F.silu, "swish": F.silu, "sigmoid": torch.sigmoid, "tanh": torch.tanh},
+    **{
+        "relu": F.relu,
+        "silu": F.silu,
+        "swish": F.silu,
+        "sigmoid": torch.sigmoid,
+        "tanh": torch.tanh,
+    },
     **{"gelu": F.gelu, "linear": identity, "relu2": lambda x: F.relu(x).square()},
 }
 
 
 def feature_map(name: str, width: int) -> Callable[[Tensor], Tensor]:
-    """The map that linear attention calls `name`, for heads of `width`; a module where it has weights."""
+    """The map that linear attention calls `name`; for heads of `width` where it has weights."""
     if name in FIXED:
         return FIXED[name]
     if name not in TRAINED:

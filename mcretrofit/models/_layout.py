@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Part(NamedTuple):
-    """One of the model's tensors: the stored name, the model's shape, and what turns one into the other."""
+    """One of the model's tensors: its stored name, its shape here, and how to get one there."""
 
     stored: str
     shape: tuple[int, ...]

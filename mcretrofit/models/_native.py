@@ -37,7 +37,7 @@ def native_class(model_type: str) -> type[PreTrainedModel]:
     if found is None or not ops:
         raise RetrofitError(
             f"model_type {model_type!r} has no recurrent mixer that can be retrofitted "
-            f"(families: {families}; of transformers' own: those that call {', '.join(known_ops())})"
+            f"(families: {families}; of transformers': those that call {', '.join(known_ops())})"
         )
     return found
 

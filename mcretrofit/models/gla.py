@@ -60,11 +60,13 @@ class Mixer(nn.Module):
             self.g_proj = nn.Linear(width, wide_v, bias=False)
         fused = config.use_output_gate and config.fuse_norm
         self.norm_name = "g_norm_swish_gate" if fused else "g_norm"
-        setattr(self, self.norm_name, RMSNorm(self.value, config.norm_eps, config.elementwise_affine))
+        setattr(
+            self, self.norm_name, RMSNorm(self.value, config.norm_eps, config.elementwise_affine)
+        )
         self.o_proj = nn.Linear(wide_v, width, bias=False)
 
     def start(self) -> None:
-        """Fresh weights: the first head forgets after some 2,000 to 50,000 tokens, the last after 20."""
+        """Fresh weights: the first head keeps some 2,000 to 50,000 tokens, the last 20 and up."""
         bias = self.gk_proj[1].bias
         count = bias.numel() // self.key
         slow = torch.linspace(5, 0, count) if count > 1 else torch.tensor([5.0])

@@ -54,9 +54,8 @@ class Mixer(nn.Module):
         self.feature_map_k = self.feature_map_q
         if isinstance(self.feature_map_q, nn.Module):
             weights = [name for name, _ in self.feature_map_q.named_parameters()]
-            # the names under which transformers looks for shared weights, to save and to load them
+            # transformers saves shared weights only where they are declared
             self._tied_weights_keys = {f"feature_map_k.{w}": f"feature_map_q.{w}" for w in weights}
-            self.all_tied_weights_keys = self._tied_weights_keys
 
     def forward(self, hidden_states: Tensor, context: Context) -> Tensor:
         """`[B, T, D]` -> `[B, T, D]`."""
@@ -80,5 +79,6 @@ class Mixer(nn.Module):
 
 
 def tiny() -> dict:
-    """The smallest configuration that the laws run on: grouped keys and values."""
-    return {"hidden_size": 32, "num_heads": 2, "num_kv_heads": 1, "feature_map": "hedgehog"}
+    """The smallest configuration that the laws run on: grouped keys and values, one feature map."""
+    maps = {"feature_map": "hedgehog", "tie_feature_map_qk": True}
+    return {"hidden_size": 32, "num_heads": 2, "num_kv_heads": 1, **maps}

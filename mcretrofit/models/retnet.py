@@ -45,7 +45,9 @@ class Mixer(nn.Module):
             self.g_proj = nn.Linear(width, wide_v, bias=False)
         fused = config.use_output_gate and config.fuse_norm
         self.norm_name = "g_norm_swish_gate" if fused else "g_norm"
-        setattr(self, self.norm_name, RMSNorm(self.value, config.norm_eps, config.elementwise_affine))
+        setattr(
+            self, self.norm_name, RMSNorm(self.value, config.norm_eps, config.elementwise_affine)
+        )
         self.o_proj = nn.Linear(wide_v, width, bias=False)
 
     def forward(self, hidden_states: Tensor, context: Context) -> Tensor:

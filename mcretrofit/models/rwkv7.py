@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mcretrofit.errors import RetrofitError
-from mcretrofit.models import _rwkv7_keys as keys
 from mcretrofit.models._blocks import heads
-from mcretrofit.models._layout import Layout, Part
+from mcretrofit.models._rwkv7_layout import from_layout as from_layout
 from mcretrofit.models._state import Context
 from mcretrofit.ops import rwkv7
 from mcretrofit.ops._call import call, l2norm
@@ -41,7 +38,9 @@ chunk_rwkv7 = partial(call, rwkv7)
 class LowRank(nn.Module):
     """`W2 activation(W1 x) + b`."""
 
-    def __init__(self, width: int, out: int, rank: int, activation: nn.Module, bias: bool = True) -> None:
+    def __init__(
+        self, width: int, out: int, rank: int, activation: nn.Module, bias: bool = True
+    ) -> None:
         super().__init__()
         first = nn.Linear(width, rank, bias=False)
         self.lora = nn.Sequential(first, activation, nn.Linear(rank, out, bias=bias))
@@ -51,7 +50,7 @@ class LowRank(nn.Module):
 
 
 class HeadNorm(nn.Module):
-    """Layer norm of each head in float32, with weights over all of them: `[B, T, H, V] -> [B, T, H V]`."""
+    """Layer norm of each head in float32, then one affine map: `[B, T, H, V] -> [B, T, H V]`."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -65,7 +64,7 @@ class HeadNorm(nn.Module):
 
 
 class Mixer(nn.Module):
-    """Token shift, six mixed inputs, low-rank gates, and a bonus for the current token on the read."""
+    """Token shift, six mixed inputs, low-rank gates, a bonus for the current token on the read."""
 
     def __init__(self, config, layer: int) -> None:  # noqa: ANN001
         super().__init__()
@@ -90,7 +89,7 @@ class Mixer(nn.Module):
         self.g_norm = HeadNorm(values, config.group_norm_eps or self.key * config.norm_eps)
 
     def start(self) -> None:
-        """Fresh weights: half of the token before is mixed in, decays spread from 3 to 700 tokens."""
+        """Fresh weights: half of the token before mixed in, decays spread from 3 to 700 tokens."""
         with torch.no_grad():
             for stream in "rwkvag":
                 getattr(self, f"x_{stream}").fill_(0.5)
@@ -135,7 +134,9 @@ class FeedForward(nn.Module):
         super().__init__()
         self.layer, width, hidden = layer, config.hidden_size, config.intermediate_size
         if config.hidden_act != "sqrelu":
-            raise RetrofitError(f"config: hidden_act {config.hidden_act!r} is not supported (sqrelu is)")
+            raise RetrofitError(
+                f"config: hidden_act {config.hidden_act!r} is not supported (sqrelu is)"
+            )
         hidden = hidden or 32 * -(-int(width * (config.hidden_ratio or 4)) // 32)
         self.x_k = nn.Parameter(torch.zeros(width))
         self.key = nn.Linear(width, hidden, bias=False)
@@ -186,27 +187,8 @@ def _rank(config, name: str, times: float) -> int:  # noqa: ANN001
     return given or max(32, round(times * config.hidden_size**0.5 / 32) * 32)
 
 
-def from_layout(shapes: keys.Shapes, config: dict[str, Any]) -> Layout | None:
-    """BlinkDL's tensors, or FLA's first version (`attn.x_x [6, D]`), as this family's; None for others."""
-    if any(re.match(r"blocks\.\d+\.(att|ffn|ln\d)\.|(rwkv|rosa)\d+\.", name) for name in shapes):
-        found = {**config, **keys.infer(shapes), "fuse_norm": False}
-        names = [name for name in shapes if not keys.unused(name)]
-        shaped = {name: keys.fla_shape(name, tuple(shapes[name])) for name in names}
-        turned = {n: Part(n, s, partial(keys.tensor_to_fla, n)) for n, s in shaped.items()}
-        return Layout(found, {keys.to_fla(name): part for name, part in turned.items()})
-    if not any(name.endswith(".attn.x_x") for name in shapes):
-        return None
-    parts = {name: Part(name, tuple(shape)) for name, shape in shapes.items()}
-    for name in [n for n in parts if n.endswith(".attn.x_x")]:
-        one = (1, 1, parts.pop(name).shape[-1])
-        for row, stream in enumerate("rwkvag"):
-            pick = partial(lambda tensor, row, one: tensor[row].reshape(one), row=row, one=one)
-            parts[f"{name[:-1]}{stream}"] = Part(name, one, pick)
-    return Layout(config, parts)
-
-
 def tiny() -> dict:
-    """The smallest configuration that the laws run on."""
+    """The smallest configuration that the laws run on: values wider than keys."""
     ranks = dict.fromkeys(("decay", "gate", "a", "v"), 4)
     low = {f"{name}_low_rank_dim": rank for name, rank in ranks.items()}
-    return {"hidden_size": 32, "head_dim": 16, "value_dim": 32, **low}
+    return {"hidden_size": 32, "head_dim": 16, "value_dim": 64, **low}

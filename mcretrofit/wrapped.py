@@ -1,0 +1,164 @@
+"""The folder that `wrap` writes: caching.json, calibration and gate tensors, never a base tensor."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from mcretrofit import __version__
+from mcretrofit.checkpoint import Checkpoint
+from mcretrofit.config import CachingConfig, from_mapping
+from mcretrofit.errors import RetrofitError
+from mcretrofit.gates import Gate
+from mcretrofit.rawfile import read_json
+from mcretrofit.retrofit import Cover
+from mcretrofit.tensorfile import (
+    read_header,
+    read_tensor,
+    write_atomic_folder,
+    write_safetensors,
+)
+
+FORMAT = 1
+NAME = "caching.json"
+
+
+class Wrapped(NamedTuple):
+    """A wrapped folder as read: `covers` is None where nothing was calibrated."""
+
+    folder: Path
+    base: dict[str, Any]
+    config: CachingConfig
+    covers: dict[str, Cover] | None
+    gates: dict[str, torch.Tensor]
+
+
+def is_wrapped(path: str | Path) -> bool:
+    """Whether a path is a folder that `wrap` wrote."""
+    return (Path(path) / NAME).is_file()
+
+
+def write(
+    target: Path,
+    config: CachingConfig,
+    checkpoint: Checkpoint,
+    covers: dict[str, Cover] | None,
+    reasons: dict[str, list[str]],
+    card: str,
+    *,
+    model_config: str | None = None,
+    gates: dict[str, torch.Tensor] | None = None,
+    full_hash: bool = True,
+    force: bool = False,
+) -> Path:
+    """Write the folder atomically. `reasons` says of every head why it is cached or not."""
+    local = Path(checkpoint.path).exists()
+    base = {
+        "path": str(Path(checkpoint.path).resolve()) if local else checkpoint.path,
+        "config": None if model_config is None else str(Path(model_config).resolve()),
+        "revision": checkpoint.revision,
+        "fingerprint": checkpoint.fingerprint(),
+        "sha256": checkpoint.sha256() if full_hash else None,
+    }
+    layers = {
+        name: {"heads": c.heads, "total": c.total, "keys": c.mask.shape[1], "why": reasons[name]}
+        for name, c in (covers or {}).items()
+    }
+    stored = {
+        "format": FORMAT,
+        "mcretrofit": __version__,
+        "base": base,
+        "caching": asdict(config),
+        "calibrated": covers is not None,
+        "layers": layers,
+    }
+    with write_atomic_folder(target, force=force, sources=[checkpoint.path]) as folder:
+        (folder / NAME).write_text(json.dumps(stored, indent=2) + "\n", encoding="utf-8")
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        if covers is not None:
+            write_safetensors(folder / "calibration.safetensors", _tensors(covers))
+        if gates:
+            write_safetensors(folder / "gates.safetensors", gates)
+    return target
+
+
+def read(path: str | Path) -> Wrapped:
+    """Read a wrapped folder strictly; raises `RetrofitError` naming what does not fit."""
+    folder = Path(path)
+    stored = read_json(folder / NAME)
+    if not isinstance(stored, dict) or stored.get("format") != FORMAT:
+        found = stored.get("format") if isinstance(stored, dict) else None
+        raise RetrofitError(
+            f"{folder / NAME}: format {found!r}, this version reads {FORMAT}; wrap the model again"
+        )
+    try:
+        config = from_mapping(CachingConfig, stored["caching"], str(folder / NAME))
+        base, layers, calibrated = stored["base"], stored["layers"], stored["calibrated"]
+        covers = _covers(folder, layers) if calibrated else None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RetrofitError(f"{folder / NAME}: damaged ({error!r}); wrap the model again") from error
+    gates = {}
+    if (folder / "gates.safetensors").exists():
+        gates = {n: read_tensor(i) for n, i in read_header(folder / "gates.safetensors").items()}
+    return Wrapped(folder, base, config, covers, gates)
+
+
+def check_base(wrapped: Wrapped, checkpoint: Checkpoint) -> None:
+    """Refuse a base whose files are not those that were wrapped."""
+    if checkpoint.fingerprint() != wrapped.base.get("fingerprint"):
+        raise RetrofitError(
+            f"{checkpoint.path}: its tensors are not those that {wrapped.folder} was made from; "
+            "wrap it again, or put the old file back"
+        )
+
+
+def load_gates(model: nn.Module, gates: dict[str, torch.Tensor]) -> None:
+    """Trained gate tensors (`<mixer>.mc.weight`, `.bias`) into a wrapped model."""
+    places = {
+        f"{name}.mc.{p}": value
+        for name, module in model.named_modules()
+        if isinstance(getattr(module, "mc", None), Gate)
+        for p, value in module.mc.named_parameters()
+    }
+    strange = set(gates) - set(places)
+    if strange:
+        raise RetrofitError(f"gates.safetensors: {sorted(strange)[0]!r} has no place in this model")
+    with torch.no_grad():
+        for name, value in gates.items():
+            if places[name].shape != value.shape:
+                raise RetrofitError(
+                    f"gates.safetensors: {name} is {list(value.shape)}, not {list(places[name].shape)}"
+                )
+            places[name].copy_(value)
+
+
+def _tensors(covers: dict[str, Cover]) -> dict[str, torch.Tensor]:
+    return {
+        f"{name}.{field}": getattr(cover, field)
+        for name, cover in covers.items()
+        for field in ("mask", "mean", "std", "whiten")
+        if getattr(cover, field) is not None
+    }
+
+
+def _covers(folder: Path, layers: dict[str, Any]) -> dict[str, Cover]:
+    header = read_header(folder / "calibration.safetensors")
+    covers = {}
+    for name, layer in layers.items():
+        have = {
+            field: read_tensor(header[f"{name}.{field}"])
+            for field in ("mask", "mean", "std", "whiten")
+            if f"{name}.{field}" in header
+        }
+        if list(have["mask"].shape) != [len(layer["heads"]), layer["keys"]]:
+            raise RetrofitError(
+                f"{folder / 'calibration.safetensors'}: {name}.mask does not fit caching.json; "
+                "wrap the model again"
+            )
+        covers[name] = Cover(layer["heads"], layer["total"], **have)
+    return covers
