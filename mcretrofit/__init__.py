@@ -12,7 +12,7 @@ __all__ = ["CachingConfig", "export", "load", "retrofit_", "retrofitted", "rever
 
 _HOMES = {
     "CachingConfig": "config",
-    "export": "export",
+    "export": "exporting",
     "load": "model",
     "retrofit_": "retrofit",
     "retrofitted": "retrofit",

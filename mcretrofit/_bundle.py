@@ -1,8 +1,8 @@
 """Modeling code for a folder that has to run without mcretrofit: our modules as flat files.
 
-transformers copies the files that lines `from .x import y` name, flat ones only, and refuses absolute
-imports of packages that are not installed. So every import of ours is rewritten, found by its place
-in the syntax tree, and the registry of folders becomes a written-out one.
+transformers copies the files that lines `from .x import y` name, flat ones only, and refuses
+absolute imports of packages that are not installed. So every import of ours is rewritten, found by
+its place in the syntax tree, and the registry of folders becomes a written-out one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ENTRIES = (
 OURS = ("mcretrofit", "mcretrofit_kernels")
 REGISTRY = "mcretrofit.registry"
 PRESENT = {*sys.stdlib_module_names, "torch", "transformers", "safetensors", "numpy"}
-_REGISTRY_TEXT = '''"""The modules that this model needs, by folder: what a listing of the package's folders would give."""
+_REGISTRY_TEXT = '''"""The modules that this model needs, by folder: a registry written out."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Edit(NamedTuple):
 
 
 def bundle(plugs: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """File name -> text: the entries, the named modules of each folder, and all that they import."""
+    """File name -> text: the entries, the named modules of each folder, all that they import."""
     roots = [f"mcretrofit.{folder}.{name}" for folder, names in plugs.items() for name in names]
     texts: dict[str, str] = {}
     waiting = [*ENTRIES, *roots, "mcretrofit.errors"]
@@ -89,7 +89,7 @@ def flat(name: str) -> str:
 
 
 def flatten(name: str, text: str) -> tuple[str, set[str]]:
-    """The source of module `name` with relative, flat imports, and the modules of ours that it needs."""
+    """The source of a module with flat, relative imports, and the modules of ours that it needs."""
     source, needed, edits = text.encode(), set(), []
     starts = [0]
     for line in source.splitlines(keepends=True):
@@ -99,7 +99,10 @@ def flatten(name: str, text: str) -> tuple[str, set[str]]:
         if lines:
             start, end = (
                 starts[line - 1] + column
-                for line, column in ((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset))
+                for line, column in (
+                    (node.lineno, node.col_offset),
+                    (node.end_lineno, node.end_col_offset),
+                )
             )
             edits.append(Edit(start, end, ("\n" + " " * node.col_offset).join(lines)))
         needed |= more
@@ -120,11 +123,13 @@ def _imports(node: ast.AST, typing_only: bool = False) -> Iterator[tuple[ast.stm
 def _rewritten(
     name: str, node: ast.Import | ast.ImportFrom, typing_only: bool
 ) -> tuple[list[str], set[str]]:
-    """The lines in place of one import statement (none: it stays), and the modules of ours in it."""
+    """The lines in place of an import statement (none: it stays), and what it needs of ours."""
     if isinstance(node, ast.Import):
         roots = {alias.name.partition(".")[0] for alias in node.names}
         if roots & set(OURS):
-            raise RetrofitError(f"cannot export {name}: write line {node.lineno} as from ... import ...")
+            raise RetrofitError(
+                f"cannot export {name}: write line {node.lineno} as from ... import ..."
+            )
         return _guarded(node, roots), set()
     base = _absolute(name, node)
     if base.partition(".")[0] not in OURS:

@@ -38,7 +38,9 @@ class Plan:
         self.aggregator = load("aggregators", config.preset.aggregator)
         self.options = {"top_k": config.top_k} if config.preset.aggregator == "ssc" else {}
         self.logarithmic = config.preset.segmentation == "logarithmic"
-        self.watch: Callable[[Tensor, Tensor], None] | None = None  # sees scores and what is visible
+        self.watch: Callable[[Tensor, Tensor], None] | None = (
+            None  # sees scores and what is visible
+        )
         if self.logarithmic and config.init == "reset" and not memory.MERGES:
             raise RetrofitError(
                 f"loglinear with init reset has no way to merge the states of a {memory.__name__.rsplit('.', 1)[1]} "
@@ -78,7 +80,12 @@ class Scanned(NamedTuple):
 
 
 def cached_scan(
-    plan: Plan, streams: Streams, state: Tensor, cache: SegmentCache, x: Tensor | None, valid: Tensor | None
+    plan: Plan,
+    streams: Streams,
+    state: Tensor,
+    cache: SegmentCache,
+    x: Tensor | None,
+    valid: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """The op with caching: `(out [B, T, H, V], state)`; `cache` moves on by the tokens read."""
     streams = wide(streams)
@@ -102,7 +109,12 @@ def _carry(plan: Plan, framed: Streams, state: Tensor, cache: SegmentCache, laid
     streams, heads = framed, state.shape[1]
     if plan.partial:
         extra = plan.pick(framed, True)
-        streams = Streams(*(None if a is None else torch.cat([a, b], 2) for a, b in zip(framed, extra, strict=True)))
+        streams = Streams(
+            *(
+                None if a is None else torch.cat([a, b], 2)
+                for a, b in zip(framed, extra, strict=True)
+            )
+        )
         state = torch.cat([state, plan.cached(state[:, None])[:, 0]], 1)
     out, state, ends = scan_segments(plan.memory, streams, laid.size, state, "carry")
     base = out[:, :, :heads]
@@ -156,7 +168,9 @@ def _mix(
     decay = _decay(own, cache, laid)
     written = _own(plan, scanned.ends, cache, decay, laid)
     index = cache.counts[:, None] + torch.arange(count, device=tokens.device)
-    cache.open_summary = _pick(torch.cat([summaries, torch.zeros_like(summaries[:, :1])], 1), laid.closed)
+    cache.open_summary = _pick(
+        torch.cat([summaries, torch.zeros_like(summaries[:, :1])], 1), laid.closed
+    )
     cache.settle(laid)
     parts = []
     walk = _walk_dyadic if plan.logarithmic else _walk
@@ -183,7 +197,9 @@ def _decay(own: Streams, cache: SegmentCache, laid: Frame) -> Tensor | None:
     return total
 
 
-def _own(plan: Plan, ends: Tensor, cache: SegmentCache, decay: Tensor | None, laid: Frame) -> Tensor:
+def _own(
+    plan: Plan, ends: Tensor, cache: SegmentCache, decay: Tensor | None, laid: Frame
+) -> Tensor:
     """What is cached of each segment: its end state, or under `carry_delta` what it wrote itself."""
     if plan.config.init != "carry_delta":
         return ends
@@ -230,7 +246,12 @@ def _walk_dyadic(
             yield start, stop, cache.bank(tail.expand(-1, size)) if cache.held else None, None
             continue
         if size > 1:
-            yield start, stop - 1, cache.bank(tail.expand(-1, size - 1)) if cache.held else None, None
+            yield (
+                start,
+                stop - 1,
+                cache.bank(tail.expand(-1, size - 1)) if cache.held else None,
+                None,
+            )
         total = None if decay is None else decay[:, s]
         cache.push(written[:, s], summaries[:, s], total, rows, adds)
         yield stop - 1, stop, cache.bank(tail, rows), rows

@@ -18,7 +18,7 @@ from mcretrofit.gates import Gate
 from mcretrofit.memories import Streams
 from mcretrofit.retrofit import Cover, listening, plans, retrofit_, revert_
 
-TOKENS = 8192  # read in all, in windows of at least four segments
+TOKENS = 4096  # read in all, in windows of at least four segments
 RIDGE = 1e-2  # of the mean key energy, added before whitening
 
 
@@ -76,7 +76,9 @@ class _Heard:
         second = self.moment / self.count
         ridge = RIDGE * second.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
         values, vectors = torch.linalg.eigh(second + ridge * torch.eye(second.shape[-1]))
-        return vectors @ torch.diag_embed(values.clamp_min(1e-12).rsqrt()) @ vectors.transpose(-1, -2)
+        return (
+            vectors @ torch.diag_embed(values.clamp_min(1e-12).rsqrt()) @ vectors.transpose(-1, -2)
+        )
 
 
 def shipped_text(name: str = "calibration") -> str:
@@ -113,7 +115,11 @@ def choose(config: CachingConfig, taus: Tensor) -> tuple[list[int], Tensor, list
     """The cached heads, the mask of their channels `[H', K]`, and a reason for every head."""
     keys = taus.shape[1]
     if config.heads == "all":
-        return list(range(len(taus))), torch.ones_like(taus), ["all heads were asked for"] * len(taus)
+        return (
+            list(range(len(taus))),
+            torch.ones_like(taus),
+            ["all heads were asked for"] * len(taus),
+        )
     slow = taus > config.tau
     need = min(keys, max(16, keys // 4))
     chosen, why = [], []

@@ -49,7 +49,9 @@ def corpus(texts: list[str], encode: Callable[[str], list[int]]) -> Corpus:
     """The texts as they are, joined to one line, and the noise haystack, as token streams."""
     joined = [" ".join(t.split()) for t in texts]
     noise = "\n".join([NOISE] * 400)
-    streams = [np.concatenate([np.asarray(encode(t), np.int32) for t in ts]) for ts in (texts, joined)]
+    streams = [
+        np.concatenate([np.asarray(encode(t), np.int32) for t in ts]) for ts in (texts, joined)
+    ]
     streams.append(np.asarray(encode(noise), np.int32))
     ends = [np.flatnonzero(s == encode(".")[0]) + 1 for s in streams]
     return Corpus(tuple(streams), tuple(ends), encode)
@@ -72,7 +74,9 @@ def sequence(corpus: Corpus, kind: str, length: int, answer: float, rng: random.
     return ids[: length + 1], weights[1 : length + 1]
 
 
-def _insert(prose: list[int], cuts: list[int], inserted: list[Piece], rng: random.Random) -> list[Piece]:
+def _insert(
+    prose: list[int], cuts: list[int], inserted: list[Piece], rng: random.Random
+) -> list[Piece]:
     spots = sorted(rng.choice(cuts) if cuts else rng.randrange(len(prose)) for _ in inserted)
     pieces, at = [], 0
     for spot, piece in zip(spots, inserted, strict=True):

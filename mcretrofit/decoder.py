@@ -161,7 +161,9 @@ class DecoderForCausalLM(PreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=kept)
 
     def _packed(self, x: Tensor, bounds: Tensor) -> Tensor:
-        documents = [x[0, a:b] for a, b in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)]
+        documents = [
+            x[0, a:b] for a, b in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+        ]
         lengths = torch.tensor([len(d) for d in documents], device=x.device)
         rows = nn.utils.rnn.pad_sequence(documents, batch_first=True)
         mask = torch.arange(rows.shape[1], device=x.device) < lengths[:, None]

@@ -20,7 +20,9 @@ class DyadicCache(SegmentCache):
 
     decays: Tensor | None = None  # [B, levels, H] or [B, levels, H, K], total log decay of a block
 
-    def push(self, state: Tensor, summary: Tensor, decay: Tensor | None, rows: Tensor, adds: bool) -> None:
+    def push(
+        self, state: Tensor, summary: Tensor, decay: Tensor | None, rows: Tensor, adds: bool
+    ) -> None:
         """Close one segment in the rows where `rows [B]`; full levels cascade upwards.
 
         `adds`: a block's state is what its halves wrote, else (carry) it is the later running state.

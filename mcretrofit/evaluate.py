@@ -90,9 +90,7 @@ def interval(differences: list[float]) -> tuple[float, float]:
 def verdict(base: Outcome, caching: Outcome, kind: str) -> str:
     """`helps`, `no effect` or `hurts`, by the paired interval (bits per byte: also by .5 %)."""
     sign = -1.0 if kind == "bits_per_byte" else 1.0
-    low, high = interval(
-        [sign * (c - b) for b, c in zip(base.scores, caching.scores, strict=True)]
-    )
+    low, high = interval([sign * (c - b) for b, c in zip(base.scores, caching.scores, strict=True)])
     slack = 0.005 * base.mean if kind == "bits_per_byte" else 0.0
     gain = sign * (caching.mean - base.mean)
     if low > 0 and gain > slack:
@@ -100,7 +98,9 @@ def verdict(base: Outcome, caching: Outcome, kind: str) -> str:
     return "hurts" if high < 0 and -gain > slack else "no effect"
 
 
-def read_pieces(model: nn.Module, ids: Tensor, mask: Tensor | None, keep: int = 0) -> Iterator[tuple]:
+def read_pieces(
+    model: nn.Module, ids: Tensor, mask: Tensor | None, keep: int = 0
+) -> Iterator[tuple]:
     """`(start, logits, cache)` of each piece of `ids [B, T]`; `keep` logits of the last piece only."""
     cache = None
     for start in range(0, ids.shape[1], PIECE):
@@ -153,9 +153,7 @@ def _completed(model: nn.Module, tokenizer: Tokenizer, module: Any, some: list[S
         if min(scores) == 1.0:
             break
         mask = None if mask is None else F.pad(mask, (0, 1), value=1)
-        out = model(
-            input_ids=token, attention_mask=mask, use_cache=True, **_as_cache(model, cache)
-        )
+        out = model(input_ids=token, attention_mask=mask, use_cache=True, **_as_cache(model, cache))
         logits = out.logits
     return scores, cache
 

@@ -23,6 +23,7 @@ _NOT_FIELDS = ("model_type", "family", "architectures", "auto_map", "transformer
 _NOT_FIELDS += ("dtype", "torch_dtype")
 _DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
 _HARMLESS = ("*.rotary.inv_freq",)
+_GATES = ("*.mc.*",)  # an exported folder holds them too: `model.load` puts them in their place
 _ALWAYS_WIDE = ("A_log", "dt_bias")
 
 
@@ -50,7 +51,10 @@ def load_model(
     expected = {name: tuple(p.shape) for name, p in model.named_parameters()}
     tied = {name: first for first, names in slots.items() for name in names if name != first}
     for name in match(
-        expected, _Shapes(checkpoint.path, layout.parts), tied=tied, harmless=_HARMLESS
+        expected,
+        _Shapes(checkpoint.path, layout.parts),
+        tied=tied,
+        harmless=_HARMLESS + (_GATES if checkpoint.config.get("caching") else ()),
     ):
         tensor = _read(checkpoint, layout.parts[name])
         tensor = tensor.to(device, _dtype(name, tensor, dtype, device))

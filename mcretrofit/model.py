@@ -11,8 +11,9 @@ from mcretrofit.calibrate import Calibration, calibrate, shipped_text
 from mcretrofit.checkpoint import Checkpoint, open_checkpoint
 from mcretrofit.config import CachingConfig, from_mapping
 from mcretrofit.errors import RetrofitError
+from mcretrofit.exporting import restore_
 from mcretrofit.loading import load_model
-from mcretrofit.retrofit import Cover, retrofit_
+from mcretrofit.retrofit import Cover, plans, retrofit_
 from mcretrofit.tokenizer import Tokenizer, load_tokenizer
 from mcretrofit.wrapped import check_base, is_wrapped, load_gates, read
 
@@ -108,10 +109,9 @@ def _wrapped(
 
 
 def _exported(loaded: Loaded, stored: dict[str, Any]) -> Loaded:
-    """An exported folder's model comes wrapped; its plans say how."""
-    from mcretrofit.retrofit import plans
-
+    """An exported folder's model, wrapped as it was when it was exported."""
     config = from_mapping(CachingConfig, stored, f"{loaded.name}: config.json: caching")
+    restore_(loaded.model, loaded.checkpoint)
     found = plans(loaded.model)
     if not found:
         raise RetrofitError(f"{loaded.name}: config.json names caching, but no mixer is wrapped")
@@ -120,5 +120,3 @@ def _exported(loaded: Loaded, stored: dict[str, Any]) -> Loaded:
         for n, p in found.items()
     }
     return loaded._replace(config=config, covers=covers)
-
-

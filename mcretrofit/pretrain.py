@@ -50,7 +50,9 @@ class Recipe:
     def __post_init__(self) -> None:
         unknown = set(self.mix) - set(KINDS)
         if unknown:
-            raise RetrofitError(f"recipe: mix has {sorted(unknown)}; known kinds are {sorted(KINDS)}")
+            raise RetrofitError(
+                f"recipe: mix has {sorted(unknown)}; known kinds are {sorted(KINDS)}"
+            )
 
     def shape(self, step: int) -> tuple[int, int]:
         """Sequences and their length at a step."""
@@ -68,7 +70,9 @@ def read_recipe(path: Path, **given: object) -> Recipe:
     try:
         read = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RetrofitError(f"{path}: not a readable recipe ({str(error).splitlines()[0]})") from error
+        raise RetrofitError(
+            f"{path}: not a readable recipe ({str(error).splitlines()[0]})"
+        ) from error
     given = {name: value for name, value in given.items() if value is not None}
     return from_mapping(Recipe, {**(read or {}), **given}, str(path))
 
@@ -84,7 +88,10 @@ def train_tokenizer(texts: list[str], vocab_size: int, seed: int):
     said = "".join(f" {recall.needle(k, '0')}\n{recall.pair_line(k, '0')}\n" for k in keys)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -106,13 +113,19 @@ def batch(data: Corpus, recipe: Recipe, step: int) -> tuple[Tensor, Tensor]:
     return torch.tensor([r[0] for r in rows]), torch.tensor([r[1] for r in rows])
 
 
-def losses(model: DecoderForCausalLM, ids: Tensor, weights: Tensor) -> tuple[Tensor, dict[str, float]]:
+def losses(
+    model: DecoderForCausalLM, ids: Tensor, weights: Tensor
+) -> tuple[Tensor, dict[str, float]]:
     """The weighted loss, and prose loss and answer accuracy (share of answer tokens) for the log."""
     logits = model(ids[:, :-1], use_cache=False).logits
-    each = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view_as(weights)
+    each = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view_as(
+        weights
+    )
     loss = (each * weights).sum() / weights.sum()
     asked = weights > 1
-    right = (logits.argmax(-1) == ids[:, 1:])[asked].float().mean().item() if asked.any() else math.nan
+    right = (
+        (logits.argmax(-1) == ids[:, 1:])[asked].float().mean().item() if asked.any() else math.nan
+    )
     return loss, {"loss": loss.item(), "prose": each[weights == 1].mean().item(), "answers": right}
 
 
@@ -135,7 +148,9 @@ def optimiser(model: DecoderForCausalLM, recipe: Recipe) -> torch.optim.Optimize
     return torch.optim.AdamW(groups, lr=recipe.lr, betas=(0.9, 0.95))
 
 
-def pretrain(recipe: Recipe, run: Path, tick: Callable[[int, dict], None] = lambda *_: None) -> Path:
+def pretrain(
+    recipe: Recipe, run: Path, tick: Callable[[int, dict], None] = lambda *_: None
+) -> Path:
     """Train, resuming from `run` where it was stopped; returns the checkpoint folder `run/model`."""
     from tokenizers import Tokenizer
 
@@ -199,7 +214,9 @@ def save(model: DecoderForCausalLM, recipe: Recipe, run: Path) -> Path:
     return run / "model"
 
 
-def _keep(run: Path, recipe: Recipe, model: torch.nn.Module, adam: torch.optim.Optimizer, step: int) -> None:
+def _keep(
+    run: Path, recipe: Recipe, model: torch.nn.Module, adam: torch.optim.Optimizer, step: int
+) -> None:
     partial = run / "state.pt.part"
     state = {"step": step, "model": model.state_dict(), "adam": adam.state_dict()}
     torch.save({**state, "recipe": json.dumps(vars(recipe), sort_keys=True)}, partial)
@@ -211,7 +228,9 @@ def _resume(run: Path, recipe: Recipe, model: torch.nn.Module, adam: torch.optim
         return 0
     state = torch.load(run / "state.pt", weights_only=True)
     if state["recipe"] != json.dumps(vars(recipe), sort_keys=True):
-        raise RetrofitError(f"{run}: was started with another recipe; give another --out or delete it")
+        raise RetrofitError(
+            f"{run}: was started with another recipe; give another --out or delete it"
+        )
     model.load_state_dict(state["model"])
     adam.load_state_dict(state["adam"])
     return state["step"]

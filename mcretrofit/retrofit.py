@@ -74,11 +74,13 @@ def retrofit_(model: nn.Module, config: CachingConfig, covers: Mapping[str, Cove
         raise RetrofitError(f"{type(model).__name__} has no recurrent mixer that MC could wrap")
     strange = set(covers) - set(found)
     if strange:
-        raise RetrofitError(f"no mixer is called {sorted(strange)[0]!r} (they are: {', '.join(found)})")
-    wrapped = []
+        raise RetrofitError(
+            f"no mixer is called {sorted(strange)[0]!r} (they are: {', '.join(found)})"
+        )
+    wrapped, width = [], model.get_input_embeddings().embedding_dim
     for name, cover in covers.items():
         if cover.heads:
-            _attach(found[name], config, cover)
+            _attach(found[name], config, cover, width)
             wrapped.append(name)
     return wrapped
 
@@ -105,20 +107,27 @@ def retrofitted(
 
 def plans(model: nn.Module) -> dict[str, Plan]:
     """The plans of the wrapped mixers, by name."""
-    return {n: m.mc.plan for n, m in model.named_modules() if isinstance(getattr(m, "mc", None), Gate)}
+    return {
+        n: m.mc.plan for n, m in model.named_modules() if isinstance(getattr(m, "mc", None), Gate)
+    }
 
 
 @contextmanager
-def listening(model: nn.Module, hear: Callable[[str, Streams, Tensor | None], None]) -> Iterator[None]:
+def listening(
+    model: nn.Module, hear: Callable[[str, Streams, Tensor | None], None]
+) -> Iterator[None]:
     """Run unmodified mixers while `hear(name, streams, valid)` gets what each hands to its op."""
     found = mixers(model)
+    before = [one.module.__dict__.get("forward") for one in found]
     for one in found:
         _bind(one, _heard(one, hear))
     try:
         yield
     finally:
-        for one in found:
+        for one, forward in zip(found, before, strict=True):
             del one.module.forward
+            if forward is not None:  # a wrapped mixer stays wrapped
+                one.module.forward = forward
 
 
 def shapes(model: nn.Module) -> dict[str, tuple[int, int, int]]:
@@ -141,12 +150,13 @@ def every_head(model: nn.Module) -> dict[str, Cover]:
     }
 
 
-def _attach(found: Found, config: CachingConfig, cover: Cover) -> None:
+def _attach(found: Found, config: CachingConfig, cover: Cover, width: int) -> None:
     if isinstance(getattr(found.module, "mc", None), Gate):
         raise RetrofitError(f"{found.name} is wrapped already; call revert_ first")
     somewhere = next(found.module.parameters())
-    width = _input_width(found) if config.gate else 0
-    gate = Gate(cover.heads, cover.mask.shape[1], width, cover.whiten is not None)
+    gate = Gate(
+        cover.heads, cover.mask.shape[1], width if config.gate else 0, cover.whiten is not None
+    )
     for name in ("mask", "mean", "std", "whiten"):
         if getattr(cover, name) is not None:
             getattr(gate, name).copy_(getattr(cover, name))
@@ -154,13 +164,6 @@ def _attach(found: Found, config: CachingConfig, cover: Cover) -> None:
     _bind(found, _caching(found.op, plan))
     gate.plan = plan
     found.module.mc = gate.to(somewhere.device)
-
-
-def _input_width(found: Found) -> int:
-    first = next((m for m in found.module.modules() if isinstance(m, nn.Linear)), None)
-    if first is None:
-        raise RetrofitError(f"{found.name}: cannot tell the width of its input for a trainable gate")
-    return first.in_features
 
 
 def _caching(op: ModuleType, plan: Plan) -> Callable:
@@ -187,7 +190,9 @@ def _caching(op: ModuleType, plan: Plan) -> Callable:
 def _heard(found: Found, hear: Callable[[str, Streams, Tensor | None], None]) -> Callable:
     def run(host: Published, *args: Tensor, valid: Tensor | None = None, **options: Any):
         valid = host.valid if valid is None else valid
-        inside = {k: v for k, v in options.items() if k not in ("initial_state", "output_final_state")}
+        inside = {
+            k: v for k, v in options.items() if k not in ("initial_state", "output_final_state")
+        }
         hear(found.name, found.op.streams(*args, **inside), valid)
         return call(found.op, *args, valid=valid, **options)
 

@@ -165,7 +165,9 @@ def frame(
     steps = torch.arange(length, device=cache.phase.device).expand(len(tokens), -1)
     order = steps if valid is None else valid.cumsum(1) - 1
     most = max(1, int(tokens.max()))
-    if longest <= size and (most == 1 or not strict):  # no need to lie where the segment's slots are
+    if longest <= size and (
+        most == 1 or not strict
+    ):  # no need to lie where the segment's slots are
         slots, size, count = order, most, 1
     else:
         slots = cache.phase[:, None] + order

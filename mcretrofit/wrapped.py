@@ -101,7 +101,9 @@ def read(path: str | Path) -> Wrapped:
         base, layers, calibrated = stored["base"], stored["layers"], stored["calibrated"]
         covers = _covers(folder, layers) if calibrated else None
     except (KeyError, TypeError, AttributeError) as error:
-        raise RetrofitError(f"{folder / NAME}: damaged ({error!r}); wrap the model again") from error
+        raise RetrofitError(
+            f"{folder / NAME}: damaged ({error!r}); wrap the model again"
+        ) from error
     gates = {}
     if (folder / "gates.safetensors").exists():
         gates = {n: read_tensor(i) for n, i in read_header(folder / "gates.safetensors").items()}

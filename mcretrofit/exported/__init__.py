@@ -1,1 +1,1 @@
-"""The two files that an exported folder's config.json names; `_bundle.py` flattens them and what they need."""
+"""The two files that an exported folder's config.json names; `_bundle.py` flattens them."""

@@ -1,4 +1,4 @@
-"""An exported model: the decoder, wrapped as its configuration says before its tensors are loaded."""
+"""An exported model: the decoder, wrapped as its config says before its tensors are loaded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class DecoderForCausalLM(PlainForCausalLM):
 def attach_(
     model: PlainForCausalLM, caching: Mapping[str, Any], covers: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Wrap a model, on whatever device it is, so that every `*.mc.*` tensor of its file has a home."""
+    """Wrap a model, on any device, so that every `*.mc.*` tensor of its file has a home."""
     homes = {name: _home(cover) for name, cover in covers.items()}
     if homes:
         retrofit_(model, CachingConfig(**caching), homes)

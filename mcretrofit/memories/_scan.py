@@ -83,7 +83,10 @@ def kept(state: Tensor, decay: Tensor | None) -> Tensor:
     """A state after the total log decay of some tokens (`[..., H]` or `[..., H, K]`)."""
     if decay is None:
         return state
-    return state * (decay[..., None] if decay.dim() == state.dim() - 1 else decay[..., None, None]).exp()
+    return (
+        state
+        * (decay[..., None] if decay.dim() == state.dim() - 1 else decay[..., None, None]).exp()
+    )
 
 
 def pad(streams: Streams, length: int) -> Streams:

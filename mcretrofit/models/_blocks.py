@@ -13,7 +13,9 @@ from mcretrofit.models._state import Context
 class RMSNorm(nn.Module):
     """Root-mean-square norm in float32 over the last dim; `gate` multiplies the result."""
 
-    def __init__(self, width: int, eps: float, affine: bool = True, activation: str = "swish") -> None:
+    def __init__(
+        self, width: int, eps: float, affine: bool = True, activation: str = "swish"
+    ) -> None:
         super().__init__()
         self.eps, self.activation = eps, activation
         self.weight = nn.Parameter(torch.ones(width)) if affine else None
@@ -37,7 +39,9 @@ class GatedMLP(nn.Module):
             hidden = int(width * (config.hidden_ratio or 4) * 2 / 3)
             hidden = 256 * -(-hidden // 256)
         if config.hidden_act not in ("swish", "silu"):
-            raise RetrofitError(f"config: hidden_act {config.hidden_act!r} is not supported (swish is)")
+            raise RetrofitError(
+                f"config: hidden_act {config.hidden_act!r} is not supported (swish is)"
+            )
         self.gate_proj = nn.Linear(width, hidden, bias=False)
         self.up_proj = nn.Linear(width, hidden, bias=False)
         self.down_proj = nn.Linear(hidden, width, bias=False)
@@ -49,7 +53,9 @@ class GatedMLP(nn.Module):
 class ShortConvolution(nn.Module):
     """Causal depthwise convolution over a few tokens; its state is the last inputs `[B, W - 1, D]`."""
 
-    def __init__(self, width: int, kernel: int, bias: bool = False, activation: str | None = "silu") -> None:
+    def __init__(
+        self, width: int, kernel: int, bias: bool = False, activation: str | None = "silu"
+    ) -> None:
         super().__init__()
         self.kernel, self.activation = kernel, activation
         self.weight = nn.Parameter(torch.empty(width, 1, kernel))
@@ -68,7 +74,9 @@ class ShortConvolution(nn.Module):
         return F.silu(y) if self.activation else y, context.tail(x, self.kernel - 1)
 
 
-def convolve(mixer: nn.Module, streams: tuple[Tensor, ...], state: dict, context: Context) -> list[Tensor]:
+def convolve(
+    mixer: nn.Module, streams: tuple[Tensor, ...], state: dict, context: Context
+) -> list[Tensor]:
     """q, k, v through `mixer.{q,k,v}_conv1d`, with their tails kept in `state["conv"]`."""
     past = state.get("conv") or (None,) * len(streams)
     convs = (mixer.q_conv1d, mixer.k_conv1d, mixer.v_conv1d)

@@ -83,5 +83,3 @@ class Context:
         last = (self.valid * torch.arange(1, self.valid.shape[1] + 1, device=x.device)).amax(1)
         columns = last[:, None] + torch.arange(width, device=x.device)
         return x.gather(1, columns[..., None].expand(-1, -1, x.shape[-1]))
-
-

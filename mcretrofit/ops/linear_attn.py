@@ -13,7 +13,12 @@ MEMORY = linear
 
 
 def streams(
-    q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, normalize: bool = False, **_: object
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None = None,
+    normalize: bool = False,
+    **_: object,
 ) -> Streams:
     """Scale inside. `normalize` divides by a running sum of keys, which no cached state carries."""
     if normalize:

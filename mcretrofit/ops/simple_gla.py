@@ -12,7 +12,12 @@ MEMORY = linear
 
 
 def streams(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, scale: float | None = None, **_: object
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    scale: float | None = None,
+    **_: object,
 ) -> Streams:
     """Scale inside; `g` is `[B, T, H]` in log space."""
     return Streams(scaled(q, scale), k, v, g)

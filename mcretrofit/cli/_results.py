@@ -1,0 +1,103 @@
+"""Rows of `compare` as tables, one for each task and dialect, and a recommendation."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mcretrofit.cli import _render as render
+from mcretrofit.errors import RetrofitError
+
+if TYPE_CHECKING:
+    from mcretrofit.compare import Cell
+    from mcretrofit.model import Loaded
+
+Row = dict[str, Any]
+
+
+def measure(
+    found: Loaded, todo: Sequence[Cell], base_only: bool, keep: Callable[[Row], None]
+) -> list[Row]:
+    """Run every cell under a progress bar; finished rows are kept when Ctrl-C ends it early."""
+    from mcretrofit.compare import compare, passes
+
+    rows: list[Row] = []
+    total = sum(cell.tokens for cell in todo) * passes(found, base_only)
+    with render.progress(total, todo[0].task) as tick:
+        for row in compare(found, todo, base_only=base_only, tick=tick):
+            rows.append(row)
+            keep(row)
+            following = todo[len(rows)] if len(rows) < len(todo) else todo[-1]
+            tick(0, f"{following.task} at {following.length}")
+    return rows
+
+
+def finish(rows: Sequence[Row], as_json: bool) -> None:
+    """The tables and the recommendation on stdout; `as_json`: only the latter, on stderr."""
+    from mcretrofit.compare import recommendation
+
+    if not as_json:
+        show(rows)
+    line = recommendation(list(rows))
+    if line is not None:
+        (render.note if as_json else print)(line)
+
+
+def show(rows: Sequence[Row]) -> None:
+    """A table for each task, dialect and metric."""
+    groups: dict[tuple, list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["task"], row["dialect"], row["metric"]), []).append(row)
+    for (task, dialect, metric), some in groups.items():
+        pairs = f", {some[0]['pairs']} pairs" if some[0]["pairs"] else ""
+        title = f"{task} ({dialect} dialect{pairs}): {metric.replace('_', ' ')}, n {some[0]['n']}"
+        columns = ("length", "base", "retrofit", "difference", "95 % interval")
+        columns += ("verdict", "cache", "seconds")
+        if all(row["verdict"] == "base" for row in some):
+            render.table(title, ("length", "base", "seconds"), [_bare(row) for row in some])
+        else:
+            render.table(title, columns, [_compared(row) for row in some])
+        print()
+
+
+def _bare(row: Row) -> tuple[object, ...]:
+    return row["length"], f"{row['base_score']:.3f}", f"{row['base_seconds']:.1f}"
+
+
+def _compared(row: Row) -> tuple[object, ...]:
+    spread = "-" if row["low"] is None else f"{row['low']:+.3f} .. {row['high']:+.3f}"
+    scores = (f"{row['base_score']:.3f}", f"{row['score']:.3f}")
+    apart = f"{row['score'] - row['base_score']:+.3f}"
+    cells = (row["length"], *scores, apart, spread, row["verdict"])
+    return (*cells, render.size(row["cache_bytes"]), f"{row['seconds']:.1f}")
+
+
+def ledger(folder: Path) -> Path | None:
+    """Where a wrapped folder keeps its own rows, None for what is no such folder or is read-only."""
+    writable = (folder / "caching.json").is_file() and os.access(folder, os.W_OK)
+    return folder / "rows.jsonl" if writable else None
+
+
+@contextmanager
+def appended(path: Path | None) -> Iterator[Callable[[Row], None]]:
+    """A function that adds a row to a `.jsonl` file as soon as it is there; None keeps nothing."""
+    if path is None:
+        yield lambda row: None
+        return
+    try:
+        file = path.open("a", encoding="utf-8")
+    except OSError as error:
+        raise RetrofitError(
+            f"{path} cannot be written: {(error.strerror or '').lower()}"
+        ) from error
+    with file:
+
+        def keep(row: Row) -> None:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+
+        yield keep

@@ -1,0 +1,45 @@
+"""`mcretrofit demo`: the main job on an embedded model, in about two minutes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from mcretrofit.cli import _render as render
+from mcretrofit.cli import _results as results
+from mcretrofit.cli._models import BUILTIN, loaded
+from mcretrofit.cli._options import Json, Seed, caching_flags
+
+FULL, QUICK = (32, 8), (8, 2)  # samples a length, of needles and of text
+
+
+@caching_flags
+def command(
+    model: Annotated[str, typer.Option(help="A builtin or any other model.")] = BUILTIN,
+    quick: Annotated[bool, typer.Option("--quick", help="A quarter of the samples.")] = False,
+    seed: Seed = 42,
+    json: Json = False,
+    caching: dict[str, Any] | None = None,
+) -> None:
+    """Wrap a tiny pretrained model, then find needles and read text far beyond its training."""
+    render.note(
+        f"{model}, wrapped in memory with no training: one needle hidden in prose, and text"
+    )
+    found = loaded(model, caching)
+    from mcretrofit.compare import Request, cells
+
+    todo = []
+    for task, samples in zip(("niah", "perplexity"), QUICK if quick else FULL, strict=True):
+        todo += cells(found, Request((task,), samples=samples, seed=seed))
+    rows: list[results.Row] = []
+
+    def keep(row: results.Row) -> None:
+        rows.append(row)
+        if json:
+            render.json_row(row)
+
+    try:
+        results.measure(found, todo, False, keep)
+    finally:
+        results.finish(rows, json)

@@ -1,0 +1,22 @@
+"""`mcretrofit doctor`: is this machine fit for it."""
+
+from __future__ import annotations
+
+import typer
+
+from mcretrofit.cli import _render as render
+from mcretrofit.cli._options import Json
+
+
+def command(json: Json = False) -> None:
+    """Versions, devices and a self test on a pico model; exits 1 if the test fails."""
+    from mcretrofit.doctor import findings
+
+    found = findings()
+    if json:
+        for one in found:
+            render.json_row(one._asdict())
+    else:
+        render.table("", ("what", "found", "state", "advice"), found)
+    if any(one.state == "failed" for one in found):
+        raise typer.Exit(1)

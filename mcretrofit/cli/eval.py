@@ -1,0 +1,75 @@
+"""`mcretrofit eval`: a task by length, base and retrofit side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mcretrofit.cli import _render as render
+from mcretrofit.cli import _results as results
+from mcretrofit.cli._models import chosen, loaded
+from mcretrofit.cli._options import Config, Device, Json, MaybeModel, Seed, Set, caching_flags
+
+
+DEFAULT = ("niah", "perplexity")
+
+
+@caching_flags
+def command(
+    model: MaybeModel = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(help="niah, mqar, perplexity ...: mcretrofit list tasks [niah,perplexity]."),
+    ] = None,
+    lengths: Annotated[
+        str, typer.Option(help="Tokens (512, 4k) or times the trained length (2x), by commas.")
+    ] = "",
+    samples: Annotated[int | None, typer.Option(help="Samples a length [32, of text 8].")] = None,
+    seed: Seed = 42,
+    depth: Annotated[float | None, typer.Option(help="Needle's depth in percent.")] = None,
+    template: Annotated[
+        str | None, typer.Option(help="Dialect: ruler, compact or a YAML file [by vocabulary].")
+    ] = None,
+    haystack: Annotated[str | None, typer.Option(help="Text to hide needles in.")] = None,
+    pairs: Annotated[int | None, typer.Option(help="Key-value pairs (mqar) [4].")] = None,
+    base_only: Annotated[
+        bool, typer.Option("--base-only", help="Measure the unmodified model alone.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="A .jsonl file to add rows to.")] = None,
+    config: Config = None,
+    device: Device = "cpu",
+    set_: Set = None,
+    json: Json = False,
+    caching: dict[str, Any] | None = None,
+) -> None:
+    """Measure recall and text with caching and without it, on the same samples.
+
+    Of a wrapped folder the rows are kept in its rows.jsonl too, for the card that export writes.
+    """
+    place = chosen(model)
+    from mcretrofit.compare import Request, cells, check
+
+    tasks = tuple(name for words in task or DEFAULT for name in words.split(",") if name)
+    words = tuple(word for word in lengths.split(",") if word)
+    request = Request(tasks, words, samples, seed, depth, template, haystack, pairs)
+    check(request)
+    found = loaded(place, caching, set_ or (), config=config, device=device, bare=base_only)
+    todo = cells(found, request)
+    own = None if base_only or caching or set_ else results.ledger(Path(place))
+    rows: list[results.Row] = []
+    with results.appended(out) as write, results.appended(own) as remember:
+
+        def keep(row: results.Row) -> None:
+            rows.append(row)
+            write(row)
+            remember(row)
+            if json:
+                render.json_row(row)
+
+        try:
+            results.measure(found, todo, base_only, keep)
+        finally:
+            # after Ctrl-C too: what is done is done
+            results.finish(rows, json)

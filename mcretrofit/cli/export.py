@@ -1,0 +1,75 @@
+"""`mcretrofit export`: a complete Hugging Face folder that loads without mcretrofit."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mcretrofit.cli import _render as render
+from mcretrofit.cli._models import FOLDER, summary
+from mcretrofit.cli._options import Config, Force, Json, MaybeModel
+from mcretrofit.errors import RetrofitError, UsageError
+
+
+def command(
+    model: MaybeModel = None,
+    out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("export"),
+    force: Force = False,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16 [as the base has it].")
+    ] = None,
+    shard_size: Annotated[str, typer.Option(help="Largest weight file, such as 500MB.")] = "5GB",
+    name: Annotated[str | None, typer.Option(help="The model's name in its card.")] = None,
+    config: Config = None,
+    json: Json = False,
+) -> None:
+    """Write weights, code, tokenizer and model card; from_pretrained(..., trust_remote_code=True)."""
+    most = _bytes(shard_size)
+    if model is None and not (Path(FOLDER) / "caching.json").is_file():
+        raise RetrofitError(f"no ./{FOLDER} here to export: make one with `mcretrofit wrap MODEL`")
+    if os.path.lexists(out) and not force:
+        raise RetrofitError(f"{out} exists: --force replaces it, --out writes to another folder")
+    place = FOLDER if model is None else model
+    from mcretrofit.cards import exported_card, latest
+    from mcretrofit.exporting import export
+    from mcretrofit.model import load
+
+    found = load(place, config=config)
+    rows = latest(Path(place) / "rows.jsonl")
+    family = getattr(found.model.config, "family", found.model.config.model_type)
+    card = exported_card(name or out.resolve().name, family, found.config, rows)
+    folder = export(
+        found.model,
+        out,
+        checkpoint=found.checkpoint,
+        force=force,
+        dtype=dtype,
+        shard_size=most,
+        card=card,
+        sources=[place] if Path(place).exists() else [],
+    )
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    if json:
+        wrapped = None if found.config is None else len(found.wrapped)
+        told = {"folder": str(folder), "model": place, "family": family, "wrapped": wrapped}
+        return render.json_row({**told, "files": {p.name: p.stat().st_size for p in files}})
+    if found.config is None:
+        render.note(f"{place} is not wrapped: exported without caching (`mcretrofit wrap` adds it)")
+    else:
+        render.note(summary(found))
+    print(
+        f"wrote {folder}: {len(files)} files, {render.size(sum(p.stat().st_size for p in files))}"
+    )
+    print(f'load it with AutoModelForCausalLM.from_pretrained("{folder}", trust_remote_code=True)')
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]?)B?", text.strip(), re.IGNORECASE)
+    count = int(float(found[1]) * 1000 ** " kmgt".index(found[2].lower() or " ")) if found else 0
+    if count < 1:
+        raise UsageError(f"--shard-size {text}: expected a size such as 5GB or 500MB")
+    return count

@@ -1,0 +1,113 @@
+"""`mcretrofit inspect`: what a model is and what caching it would cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mcretrofit.cli import _render as render
+from mcretrofit.cli._options import Config, Json, Model
+from mcretrofit.settings import settings
+
+if TYPE_CHECKING:
+    from mcretrofit.costs import Cost, Described
+
+
+def command(
+    model: Model,
+    segment: Annotated[int | None, typer.Option(help="Tokens of a segment [256].")] = None,
+    router: Annotated[str | None, typer.Option(help="Router of the cost table.")] = None,
+    lengths: Annotated[str, typer.Option(help="Lengths of the cost table.")] = "1k,4k,16k,64k",
+    config: Config = None,
+    json: Json = False,
+) -> None:
+    """Family, layers, state bytes and the cost of every variant, from headers alone."""
+    asked = {"segment": segment, "router": router}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    settings(flags=asked)
+    from mcretrofit import costs
+    from mcretrofit.compare import lengths as in_tokens
+
+    found = costs.describe(model, config)
+    caching = settings(found.config, flags=asked)
+    table = costs.costs(found, caching, in_tokens(lengths.split(","), found.trained_length))
+    warning = costs.too_long(caching, {m.name: [m.keys] for m in found.skeleton.mixers})
+    facts = _facts(found)
+    if json:
+        rows = [{**c._asdict(), "ratio": round(c.ratio, 4)} for c in table]
+        heads = found.covers or {}
+        render.json_row({**facts, "warning": warning, "layers_cached": heads, "costs": rows})
+    else:
+        render.table("", ("", ""), facts.items())
+        _cost_tables(table, caching.segment, caching.router)
+        _heads(found)
+        if warning:
+            render.note(f"warning: {warning}")
+
+
+def _facts(found: Described) -> dict[str, Any]:
+    bones = found.skeleton
+    sizes = sorted({(m.heads, m.keys, m.values) for m in bones.mixers})
+    facts = {
+        "model": found.name,
+        "family": bones.family,
+        "layers": bones.layers,
+        "mixers": len(bones.mixers),
+        "heads": " / ".join(f"{h} of {k} x {v}" for h, k, v in sizes),
+        "state_bytes": found.state_bytes,
+        "parameters": bones.parameters,
+        "dtype": bones.dtype,
+        "tokenizer": found.tokenizer or "not found",
+        "trained_length": found.trained_length or "unknown",
+    }
+    if found.config is not None:
+        cached = sum(bool(n) for n in found.covered.values())
+        facts["wrapped"] = (
+            f"{cached} of {bones.layers} layers, {found.config.variant}"
+            if found.covers is not None
+            else f"{found.config.variant}, heads not chosen yet (the first load measures them)"
+        )
+    return facts
+
+
+def _cost_tables(table: list[Cost], segment: int, router: str) -> None:
+    lengths = sorted({c.length for c in table})
+    variants = list(dict.fromkeys(c.variant for c in table))
+    cells = {(c.variant, c.length): c for c in table}
+    first = [cells[variants[0], n] for n in lengths]
+    render.table(
+        f"\nCached bytes (share of a KV cache of this shape), segment {segment}, router {router}",
+        ("variant", *map(render.tokens, lengths)),
+        [
+            *(
+                [
+                    v,
+                    *(
+                        f"{render.size(cells[v, n].cached_bytes)} ({cells[v, n].ratio:.2f})"
+                        for n in lengths
+                    ),
+                ]
+                for v in variants
+            ),
+            ["KV cache", *(render.size(c.kv_bytes) for c in first)],
+        ],
+    )
+    render.table(
+        "\nMillions of multiply-adds that reading the past takes a token",
+        ("variant", *map(render.tokens, lengths)),
+        [
+            *([v, *(f"{cells[v, n].read_macs / 1e6:.3g}" for n in lengths)] for v in variants),
+            ["attention", *(f"{c.kv_macs / 1e6:.3g}" for c in first)],
+        ],
+    )
+
+
+def _heads(found: Described) -> None:
+    rows = [
+        (name, head, "yes" if head in layer["heads"] else "no", why)
+        for name, layer in (found.covers or {}).items()
+        for head, why in enumerate(layer.get("why", []))
+    ]
+    if rows:
+        render.table("\nHeads", ("mixer", "head", "cached", "why"), rows)

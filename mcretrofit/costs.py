@@ -1,0 +1,149 @@
+"""What a model is made of and what caching it costs, from headers alone (MATH.md 15).
+
+A cached segment holds, for every covered head, its end state (`K V` floats) and its router's summary;
+logarithmic segments hold one state for each of log2 n levels. A softmax attention of the same shape
+would keep `K + V` numbers a token and head. Spare room in buffers is not counted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mcretrofit.checkpoint import Checkpoint, open_checkpoint
+from mcretrofit.config import VARIANTS, CachingConfig, from_mapping
+from mcretrofit.errors import RetrofitError
+from mcretrofit.model import tokenizer_of
+from mcretrofit.registry import load
+from mcretrofit.skeleton import Mixer, Skeleton, skeleton
+from mcretrofit.tensorfile import DTYPES
+from mcretrofit.wrapped import NAME, check_base, is_wrapped, read
+
+FLOAT = 4  # states and summaries are float32
+
+
+class Cost(NamedTuple):
+    """One variant at one length: bytes held, and multiply-adds that a token's reads take."""
+
+    variant: str
+    length: int
+    segments: int
+    cached_bytes: int
+    kv_bytes: int
+    read_macs: int
+    kv_macs: int
+
+    @property
+    def ratio(self) -> float:
+        """Cached bytes against the KV cache."""
+        return self.cached_bytes / self.kv_bytes
+
+
+class Described(NamedTuple):
+    """A model as its headers tell it, and how it is wrapped where it is."""
+
+    name: str
+    checkpoint: Checkpoint
+    skeleton: Skeleton
+    tokenizer: str | None
+    trained_length: int | None
+    config: CachingConfig | None = None
+    covers: dict[str, dict[str, Any]] | None = None  # caching.json's or config.json's, by mixer
+
+    @property
+    def state_bytes(self) -> int:
+        """Recurrent states of all heads: what the unmodified model carries."""
+        return sum(m.heads * m.keys * m.values for m in self.skeleton.mixers) * FLOAT
+
+    @property
+    def covered(self) -> dict[str, int]:
+        """How many heads of each mixer are cached; all where that is not known."""
+        if self.covers is None:
+            return {m.name: m.heads for m in self.skeleton.mixers}
+        heads = {name: len(layer["heads"]) for name, layer in self.covers.items()}
+        return {m.name: heads.get(m.name, 0) for m in self.skeleton.mixers}
+
+
+def describe(model: str | Path, config: str | Path | None = None) -> Described:
+    """Read a model's headers (and a wrapped folder's own files); raises `RetrofitError`."""
+    if is_wrapped(model):
+        kept = read(model)
+        base, revision = kept.base["path"], kept.base.get("revision")
+        if revision and not Path(base).exists():
+            base = f"{base.split('@')[0]}@{revision}"
+        checkpoint = open_checkpoint(base, kept.base.get("config"))
+        check_base(kept, checkpoint)
+        stored = json.loads((Path(model) / NAME).read_text(encoding="utf-8"))
+        covers = stored["layers"] if stored["calibrated"] else None
+        return _described(str(model), checkpoint, kept.config, covers)
+    checkpoint = open_checkpoint(model, config)
+    exported = checkpoint.config.get("caching")
+    if exported is None:
+        return _described(str(model), checkpoint)
+    caching = from_mapping(CachingConfig, exported, f"{model}: config.json: caching")
+    return _described(str(model), checkpoint, caching, checkpoint.config.get("covers") or {})
+
+
+def _described(name: str, checkpoint: Checkpoint, *wrapping: Any) -> Described:
+    bones = skeleton(checkpoint)
+    try:
+        tokenizer = tokenizer_of(checkpoint, bones.model).name
+    except RetrofitError:
+        tokenizer = None
+    length = getattr(bones.model.config, "max_position_embeddings", None)
+    return Described(name, checkpoint, bones, tokenizer, length, *wrapping)
+
+
+def costs(described: Described, config: CachingConfig, lengths: Sequence[int]) -> list[Cost]:
+    """Every variant at every length with the segment and router of `config`."""
+    return [
+        cost(described.skeleton, described.covered, config.replace(variant=variant), length)
+        for variant in VARIANTS
+        for length in lengths
+    ]
+
+
+def cost(bones: Skeleton, covered: Mapping[str, int], config: CachingConfig, length: int) -> Cost:
+    """One cell; `covered` says how many heads of each mixer are cached."""
+    closed = length // config.segment
+    logarithmic = config.preset.segmentation == "logarithmic"
+    held = closed.bit_length() if logarithmic else closed
+    read = min(config.top_k, held) if config.preset.aggregator == "ssc" else held
+    width = load("routers", config.router).width
+    states = scores = numbers = 0
+    for mixer in bones.mixers:
+        heads = covered[mixer.name]
+        states += heads * mixer.keys * mixer.values
+        scores += heads * width(mixer.keys)
+        numbers += mixer.heads * (mixer.keys + mixer.values) * length
+    return Cost(
+        config.variant,
+        length,
+        held,
+        held * (states + scores) * FLOAT,
+        numbers * DTYPES[bones.dtype][1],
+        read * states + held * scores * config.routed,
+        numbers,
+    )
+
+
+def segment_bytes(mixer: Mixer, heads: int, config: CachingConfig) -> int:
+    """Bytes that one closed segment of `heads` heads of a mixer takes."""
+    summary = load("routers", config.router).width(mixer.keys)
+    return heads * (mixer.keys * mixer.values + summary) * FLOAT
+
+
+def too_long(config: CachingConfig, keys: Mapping[str, Sequence[int]]) -> str | None:
+    """A warning where a segment exceeds `d^2 / 32` for a mixer's cached channels d (MATH 16)."""
+    if not config.routed or not any(keys.values()):
+        return None
+    least, name = min((d, name) for name, some in keys.items() for d in some)
+    most = least * least // 32
+    if config.segment <= most:
+        return None
+    return (
+        f"segment {config.segment} exceeds d^2/32 = {most} for the {least} cached channels of a head "
+        f"in {name}: scores may not tell segments apart (a rule of thumb); --segment {max(most, 1)} fits"
+    )

@@ -1,0 +1,183 @@
+"""Write a live model as a complete Hugging Face folder, which loads with `trust_remote_code` alone.
+
+It needs torch, transformers and safetensors: the modeling code lies beside the weights.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from mcretrofit._bundle import ENTRIES, bundle
+from mcretrofit._shards import Stored, stored, write_weights
+from mcretrofit.atomic import write_atomic_folder
+from mcretrofit.caching import Plan
+from mcretrofit.checkpoint import Checkpoint
+from mcretrofit.decoder import DecoderForCausalLM
+from mcretrofit.errors import RetrofitError, unknown
+from mcretrofit.rawfile import read_json
+from mcretrofit.retrofit import mixers, plans
+
+DTYPE_NAMES = ("float32", "bfloat16", "float16")
+CARRIED = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja"),
+    *("rwkv_vocab*.txt", "generation_config.json"),
+)
+_CARD = """---
+library_name: transformers
+tags: [memory-caching]
+---
+# {family} with {what}
+
+    from transformers import AutoModelForCausalLM
+    model = AutoModelForCausalLM.from_pretrained("path/to/this/folder", trust_remote_code=True)
+
+Made by mcretrofit (Memory Caching, arXiv 2602.24281).
+"""
+
+
+def export(
+    model: nn.Module,
+    target: Path,
+    *,
+    checkpoint: Checkpoint | None,
+    force: bool = False,
+    dtype: str | None = None,
+    shard_size: int = 5_000_000_000,
+    card: str = "",
+    sources: Iterable[Path | str] = (),
+) -> Path:
+    """Write the folder atomically; `checkpoint` is where the model was read from.
+
+    Weights keep the dtype that the checkpoint has them in, or take `dtype`; decays and `*.mc.*` are
+    float32. `sources` are paths that `force` must not overwrite. Raises `RetrofitError`.
+    """
+    if not isinstance(model, DecoderForCausalLM):
+        raise RetrofitError(
+            f"{type(model).__name__} is transformers' own class and cannot be exported yet: "
+            "keep its base folder and the wrapped one"
+        )
+    if dtype is not None and dtype not in DTYPE_NAMES:
+        raise unknown("dtype", dtype, DTYPE_NAMES)
+    tensors = stored(model, checkpoint, None if dtype is None else getattr(torch, dtype))
+    code, config = bundle(_plugs(model)), _config(model, tensors)
+    carried = _carried(checkpoint)
+    clash = sorted(code.keys() & carried.keys())
+    if clash:
+        raise RetrofitError(
+            f"{carried[clash[0]]} has the name of a file of the exported code: rename it"
+        )
+    kept = [*sources, *([] if checkpoint is None else [checkpoint.path, *checkpoint.files()])]
+    with write_atomic_folder(Path(target), force=force, sources=kept) as folder:
+        for name, text in {
+            **code,
+            "README.md": card or _plain_card(model),
+            "config.json": config,
+        }.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        for name, file in carried.items():
+            shutil.copyfile(file, folder / name)
+        if "generation_config.json" not in carried:
+            model.generation_config.save_pretrained(folder)
+        write_weights(folder, tensors, shard_size)
+    return Path(target)
+
+
+def described(model: nn.Module) -> dict[str, Any]:
+    """`caching` and `covers` of a model's config.json: how it is wrapped, None where it is not."""
+    found = plans(model)
+    configs = {plan.config for plan in found.values()}
+    if len(configs) > 1:
+        raise RetrofitError("the model's mixers are wrapped in different ways: wrap it in one")
+    covers = {name: _cover(plan) for name, plan in found.items()}
+    caching = next((asdict(config) for config in configs), None)
+    return {"caching": caching, "covers": covers if found else None}
+
+
+def restore_(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Wrap a model read from an exported folder as the folder says, gate tensors included."""
+    from mcretrofit.exported.modeling_mcretrofit import attach_
+
+    attach_(model, checkpoint.config["caching"], checkpoint.config["covers"] or {})
+    homes = {name: t for name, t in model.state_dict().items() if ".mc." in name}
+    found = {name for name in checkpoint.names() if ".mc." in name}
+    for name in sorted(homes.keys() ^ found):
+        raise RetrofitError(f"{checkpoint.path}: tensor '{name}' does not fit config.json's covers")
+    for name, home in homes.items():
+        if checkpoint.shape(name) != tuple(home.shape):
+            raise RetrofitError(f"{checkpoint.path}: tensor '{name}' is not {list(home.shape)}")
+        home.copy_(checkpoint.read(name))
+
+
+def _cover(plan: Plan) -> dict[str, Any]:
+    gate = plan.gate
+    sizes = {"heads": gate.heads, "total": plan.total, "keys": gate.mask.shape[1]}
+    return {**sizes, "whiten": gate.whiten is not None, "gate": gate.weight is not None}
+
+
+def _plugs(model: DecoderForCausalLM) -> dict[str, tuple[str, ...]]:
+    """The modules of each folder that this very model needs."""
+    found = list(plans(model).values())
+    return {
+        "models": (model.config.family,),
+        "ops": tuple(sorted({one.op.__name__.rpartition(".")[2] for one in mixers(model)})),
+        "routers": tuple(sorted({plan.config.router for plan in found})),
+        "aggregators": tuple(sorted({plan.config.preset.aggregator for plan in found})),
+    }
+
+
+def _config(model: DecoderForCausalLM, tensors: Mapping[str, Stored]) -> str:
+    fields = model.config.to_dict()
+    fields.pop("_name_or_path", None)
+    configuration, modeling = (name.rpartition(".")[2] for name in ENTRIES)
+    most = max({one.dtype for one in tensors.values()}, key=lambda d: _bytes(tensors, d))
+    fields |= {
+        "architectures": ["DecoderForCausalLM"],
+        "auto_map": {
+            "AutoConfig": f"{configuration}.DecoderConfig",
+            "AutoModelForCausalLM": f"{modeling}.DecoderForCausalLM",
+        },
+        "dtype": str(most).removeprefix("torch."),
+        **described(model),
+    }
+    return json.dumps(fields, indent=2, sort_keys=True) + "\n"
+
+
+def _bytes(tensors: Mapping[str, Stored], dtype: torch.dtype) -> int:
+    return sum(one.nbytes for one in tensors.values() if one.dtype == dtype)
+
+
+def _carried(checkpoint: Checkpoint | None) -> dict[str, Path]:
+    """The tokenizer's and the generation settings' files beside the checkpoint, by name."""
+    if checkpoint is None:
+        return {}
+    place = checkpoint.folder or checkpoint.files()[0].parent
+    files = {p.name: p for pattern in CARRIED for p in sorted(place.glob(pattern)) if p.is_file()}
+    settings = read_json(files["tokenizer_config.json"]) if "tokenizer_config.json" in files else {}
+    for reference in _strings(settings.get("auto_map")):
+        code = place / f"{reference.partition('.')[0]}.py"
+        if code.parent == place and code.is_file():
+            files[code.name] = code
+    return files
+
+
+def _strings(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return [text for part in value for text in _strings(part)]
+    return [value] if isinstance(value, str) else []
+
+
+def _plain_card(model: DecoderForCausalLM) -> str:
+    wrapped = next(iter(plans(model).values()), None)
+    what = "no caching" if wrapped is None else f"Memory Caching ({wrapped.config.variant})"
+    return _CARD.format(family=model.config.family, what=what)

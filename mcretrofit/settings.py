@@ -1,0 +1,75 @@
+"""A caching configuration from what a user gives: base < YAML recipe < flags < `key=value`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from mcretrofit.config import CachingConfig
+from mcretrofit.errors import RetrofitError, UsageError, unknown
+
+
+def settings(
+    base: CachingConfig | None = None,
+    recipe: Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    assignments: Iterable[str] = (),
+) -> CachingConfig:
+    """The checked configuration; raises `UsageError` naming the key, its place and the nearest one."""
+    given = {} if recipe is None else _typed(_recipe(recipe), str(recipe))
+    given |= _typed(flags or {}, "flags")
+    given |= _typed(dict(map(_assigned, assignments)), "--set")
+    return (CachingConfig() if base is None else base).replace(**given)
+
+
+def _recipe(path: Path) -> Mapping[str, Any]:
+    import yaml
+
+    try:
+        read = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        line = " ".join(str(error).split())
+        raise RetrofitError(f"{path} is not a readable YAML recipe: {line}") from error
+    if not isinstance(read or {}, dict):
+        raise UsageError(f"{path}: expected keys and values, found {type(read).__name__}")
+    return read or {}
+
+
+def _assigned(text: str) -> tuple[str, Any]:
+    import yaml
+
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"--set {text}: expected key=value, such as --set top_k=4")
+    try:
+        return name.strip(), yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise UsageError(f"--set {text}: {value!r} is not a value") from error
+
+
+def _typed(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    known = get_type_hints(CachingConfig)
+    typed = {}
+    for key, value in given.items():
+        name = str(key).replace("-", "_")
+        if name not in known:
+            raise UsageError(f"{where}: {unknown('key', str(key), known)}")
+        typed[name] = _value(value, get_args(known[name]) or (known[name],), f"{where}: {key}")
+    return typed
+
+
+def _value(value: Any, kinds: tuple[type, ...], where: str) -> Any:
+    if value is None and type(None) in kinds:
+        return None
+    kind = kinds[0]
+    if kind is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
+        # YAML reads 1e3 as a text
+        try:
+            return float(value)
+        except (ValueError, OverflowError):
+            pass
+    elif type(value) is kind:
+        return value
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+    raise UsageError(f"{where}: {value!r} is not {words[kind]}")

@@ -1,0 +1,100 @@
+"""A checkpoint's model without its weights: built from headers on the meta device, names checked."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from mcretrofit import loading
+from mcretrofit.checkpoint import Checkpoint
+from mcretrofit.decoder import DecoderConfig, DecoderForCausalLM
+from mcretrofit.errors import RetrofitError
+from mcretrofit.memories import Streams
+from mcretrofit.models._match import match
+from mcretrofit.models._native import native_class
+from mcretrofit.retrofit import listening, mixers, shapes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+ADDED = "*.mc.*"
+
+
+class Mixer(NamedTuple):
+    """A recurrent mixer's place and size: heads, key width, value width."""
+
+    name: str
+    heads: int
+    keys: int
+    values: int
+
+
+class Skeleton(NamedTuple):
+    """What headers and configuration tell of a model."""
+
+    family: str
+    model: PreTrainedModel  # on the meta device: shapes, no memory
+    mixers: list[Mixer]
+    layers: int
+    parameters: int
+    dtype: str  # of most of the weights, as a safetensors code
+
+
+def skeleton(checkpoint: Checkpoint) -> Skeleton:
+    """Check names and shapes against the family, reading no tensor.
+
+    Raises `RetrofitError` as loading would, but for values (NaN) and, for transformers' own classes,
+    for tensors, whose names change on the way into the class.
+    """
+    found = loading._family(checkpoint)
+    family, model = _native(checkpoint) if found is None else _ours(checkpoint, *found)
+    if not mixers(model):
+        raise RetrofitError(f"{checkpoint.path}: {family} has no recurrent mixer to retrofit")
+    sizes = [Mixer(name, *size) for name, size in (shapes if found else _alone)(model).items()]
+    base = [name for name in checkpoint.names() if ".mc." not in name]
+    count = {name: prod(checkpoint.shape(name)) for name in base}
+    kinds: dict[str, int] = {}
+    for name in base:
+        kind = checkpoint.dtype(name)
+        kinds[kind] = kinds.get(kind, 0) + count[name]
+    layers = model.config.get_text_config().num_hidden_layers
+    return Skeleton(family, model, sizes, layers, sum(count.values()), max(kinds, key=kinds.get))
+
+
+def _ours(
+    checkpoint: Checkpoint, family: str, layout: loading.Layout
+) -> tuple[str, DecoderForCausalLM]:
+    fields = {k: v for k, v in layout.config.items() if k not in loading._NOT_FIELDS}
+    with torch.device("meta"):
+        model = DecoderForCausalLM(DecoderConfig(family, **fields)).eval()
+    names = loading._slots(model)
+    match(
+        {name: tuple(p.shape) for name, p in model.named_parameters()},
+        loading._Shapes(checkpoint.path, layout.parts),
+        tied={name: first for first, all_of in names.items() for name in all_of if name != first},
+        harmless=(*loading._HARMLESS, ADDED),
+    )
+    return family, model
+
+
+def _native(checkpoint: Checkpoint) -> tuple[str, PreTrainedModel]:
+    kind = checkpoint.config["model_type"]
+    found = native_class(kind)
+    with torch.device("meta"):
+        return kind, found(found.config_class(**checkpoint.config)).eval()
+
+
+def _alone(model: PreTrainedModel) -> dict[str, tuple[int, int, int]]:
+    """Heads, key and value width of each mixer: what surrounds it may not run on the meta device."""
+    seen: dict[str, tuple[int, int, int]] = {}
+
+    def hear(name: str, streams: Streams, valid: torch.Tensor | None) -> None:
+        seen[name] = (streams.k.shape[2], streams.k.shape[3], streams.v.shape[3])
+
+    token = torch.zeros(1, 1, model.config.get_text_config().hidden_size, device="meta")
+    with torch.no_grad(), listening(model, hear):
+        for one in mixers(model):
+            one.module(hidden_states=token.to(next(one.module.parameters()).dtype))
+    return seen

@@ -1,0 +1,132 @@
+"""The oracle of the read path: one token at a time, every state built alone, nothing kept."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from mcretrofit import rules
+from mcretrofit.aggregators import Reading
+from mcretrofit.caching import Plan
+from mcretrofit.memories import Streams
+from mcretrofit.memories._scan import init_state, naive
+from mcretrofit.routers import Asked, Opened
+from mcretrofit.segments import Bank, logarithmic
+
+Block = tuple[int, int]
+
+
+class Oracle:
+    """What `cached_scan` has to give for `streams [B, T, ...]` under a plan, by definition."""
+
+    def __init__(self, plan: Plan, streams: Streams, x: Tensor | None = None) -> None:
+        self.plan, self.streams = plan, streams
+        gate, self.heads = plan.gate, plan.gate.heads
+        self.own = streams.map(lambda s: s[:, :, self.heads])
+        self.mask = gate.mask.to(self.own.q.dtype)
+        self.q = self.own.q * self.mask
+        unit = plan.router.UNIT
+        self.keys = gate.unit(self.own.k) if unit else gate.masked(self.own.k)
+        self.u = gate.query(self.q, x, unit, plan.router.USES_QUERY)
+        # by instance: a cache over methods would keep every oracle alive
+        self.alone = lru_cache(None)(self._alone)
+
+    def out(self) -> Tensor:
+        """`[B, T, H, V]`."""
+        base, _ = naive(self.plan.memory, self.streams)
+        rows = [self._token(t) for t in range(self.streams.length)]
+        return base.index_copy(2, torch.tensor(self.heads), torch.stack(rows, 1))
+
+    def blocks(self, t: int) -> list[Block]:
+        """The segments of the prefix that ends with token t; the last one is open."""
+        size = self.plan.config.segment
+        if self.plan.logarithmic:
+            stops = list(accumulate(logarithmic(t + 1, size)))
+        else:
+            stops = [*range(size, t + 1, size), t + 1]
+        return list(zip([0, *stops], stops, strict=False))
+
+    def _alone(self, a: int, b: int) -> Tensor:
+        """The state after tokens a .. b - 1 from an empty start, `[B, H', K, V]`."""
+        if a == b:
+            return init_state(self.own)
+        token = self.own.map(lambda s: s[:, b - 1 : b])
+        return self.plan.memory.step(token, self.alone(a, b - 1))[1]
+
+    def state(self, a: int, b: int) -> Tensor:
+        """What is cached of the segment a .. b - 1."""
+        if self.plan.config.init == "reset":
+            return self.alone(a, b)
+        if self.plan.config.init == "carry":
+            return self.alone(0, b)
+        left = self.alone(0, a)
+        if self.own.decay is not None:
+            total = self.own.decay[:, a:b].sum(1)
+            left = left * total.view(*total.shape, *[1] * (4 - total.dim())).exp()
+        return self.alone(0, b) - left
+
+    def _read(self, t: int, state: Tensor, q: Tensor) -> Tensor:
+        return torch.einsum("bhk,bhkv->bhv", q[:, t], state)
+
+    def _token(self, t: int) -> Tensor:
+        """The cached heads' read of one token, `[B, H', V]`."""
+        untouched = self._read(t, self.alone(0, t + 1), self.own.q * (1 - self.mask))
+        *closed, (start, stop) = self.blocks(t)
+        reset = self.plan.config.init == "reset"
+        running = self.alone(start if reset else 0, stop)
+        online = self._read(t, running, self.q)
+        if not closed:
+            return untouched + online
+        states = torch.stack([self.state(a, b) for a, b in closed], 1)
+        own, cached = self.weights(t, closed, states, online)
+        if self.plan.aggregator.MIXES == "states":
+            mixed = own[..., None, None] * running + torch.einsum("bhn,bnhkv->bhkv", cached, states)
+            return untouched + self._read(t, mixed, self.q)
+        reads = torch.stack([self._read(t, s, self.q) for s in states.unbind(1)], -1)
+        return untouched + own[..., None] * online + (reads * cached[:, :, None]).sum(-1)
+
+    def weights(
+        self, t: int, closed: list[Block], states: Tensor, online: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Weights of the online read `[B, H']` and of every closed segment `[B, H', N]`."""
+        plan, count = self.plan, states.shape[1]
+        cached, own = self.logits(t, closed, states, online)
+        visible = torch.ones(len(states), 1, count, dtype=torch.bool)
+        reading = Reading(visible, len(self.heads), lambda: (cached[:, None], own[:, None]))
+        given = plan.aggregator.weigh(reading, **plan.options)
+        every = given.cached.to(states.dtype)
+        if given.indices is not None:
+            every = every.new_zeros(*every.shape[:3], count).scatter(-1, given.indices, every)
+        return given.online[:, 0].to(states.dtype), every[:, 0]
+
+    def logits(
+        self, t: int, closed: list[Block], states: Tensor, online: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Logits `[B, H', N]` and `[B, H']` of one token, by its router and rule."""
+        plan, config, router = self.plan, self.plan.config, self.plan.router
+        start = closed[-1][1]
+        cut, length, rows = slice(start, t + 1), t + 1 - start, len(states)
+        parts = [self.keys[:, None, a:b] for a, b in closed]
+        sums = [router.summarise(k, torch.ones(k.shape[:3], dtype=torch.bool)) for k in parts]
+        summaries = torch.cat(sums, 1)
+        visible = torch.ones(rows, length, states.shape[1], dtype=torch.bool)
+        index = torch.full((rows, length), t // config.segment)
+        number = torch.tensor([[(b - 1) // config.segment for _, b in closed]])
+        bank = Bank(states, summaries, visible, index, number)
+        every = online[:, None].expand(-1, length, -1, -1)
+        asked = Asked(self.u[:, cut], self.q[:, cut], every)
+        valid = torch.ones(rows, length, dtype=torch.bool)
+        opened = Opened(self.keys[:, cut], valid, torch.zeros_like(summaries[:, :1]), length)
+        plain = config.rule == "plain"
+        scores, own = router.score(asked, bank, opened if plain else None)
+        if plain:
+            heat = router.TEMPERATURE if config.temperature is None else config.temperature
+            cached, own = heat * scores[:, -1], heat * own[:, -1]
+        else:
+            heat = rules.Z_TEMPERATURE if config.temperature is None else config.temperature
+            surprise = (scores[:, -1] - plan.gate.mean[:, None]) / plan.gate.std[:, None]
+            cached, own = heat * (surprise - config.margin), torch.zeros_like(scores[:, -1, :, 0])
+        return cached, own if plan.gate.bias is None else own + plan.gate.bias
