@@ -38,13 +38,13 @@ class Plan:
         self.aggregator = load("aggregators", config.preset.aggregator)
         self.options = {"top_k": config.top_k} if config.preset.aggregator == "ssc" else {}
         self.logarithmic = config.preset.segmentation == "logarithmic"
-        self.watch: Callable[[Tensor, Tensor], None] | None = (
-            None  # sees scores and what is visible
-        )
+        # calibration looks at the scores and at what is visible through this
+        self.watch: Callable[[Tensor, Tensor], None] | None = None
         if self.logarithmic and config.init == "reset" and not memory.MERGES:
+            kind = memory.__name__.rsplit(".", 1)[1]
             raise RetrofitError(
-                f"loglinear with init reset has no way to merge the states of a {memory.__name__.rsplit('.', 1)[1]} "
-                "memory; take --init carry_delta or carry"
+                f"loglinear with init reset has no way to merge the states of a {kind} memory; "
+                "take --init carry_delta or carry"
             )
 
     @cached_property

@@ -67,8 +67,8 @@ class _Heard:
         heads, keys = self.shape
         if self.decay is None:
             return torch.full((heads, keys), float("inf"))
-        mean = (self.decay / self.count).clamp_max(0)
-        taus = -1 / mean
+        # by magnitude: the negative of a gate that never closes may be a negative zero
+        taus = 1 / (self.decay / self.count).clamp_max(0).abs()
         return taus[:, None].expand(-1, keys) if taus.dim() == 1 else taus
 
     def whitening(self) -> Tensor:
@@ -99,10 +99,18 @@ def windows(ids: list[int], segment: int, tokens: int = TOKENS) -> Tensor:
 
 
 def hear(model: nn.Module, batch: Tensor) -> dict[str, _Heard]:
-    """Run the unmodified model and keep what its mixers hand to their ops."""
+    """Run the unmodified model and keep what its mixers hand to their ops.
+
+    Raises `RetrofitError` that names the first mixer where a value is not finite.
+    """
     heard: dict[str, _Heard] = {}
 
     def listen(name: str, streams: Streams, valid: Tensor | None) -> None:
+        if not all(bool(s.isfinite().all()) for s in streams if s is not None):
+            raise RetrofitError(
+                f"{name}: values are NaN or infinite on the calibration text; "
+                "look for broken weights, or load the model in float32"
+            )
         heard.setdefault(name, _Heard()).add(streams, valid)
 
     with torch.no_grad(), listening(model, listen):

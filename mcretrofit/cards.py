@@ -81,9 +81,7 @@ def latest(path: Path) -> list[dict[str, Any]]:
             cell = tuple(row[name] for name in _CELL)
             _ = [row[name] for name in ("base_score", "score", "metric", "n", "verdict")]
         except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise RetrofitError(
-                f"{path}, line {number}: not a row of results; delete it"
-            ) from error
+            raise RetrofitError(f"{path}, line {number}: not a row of results") from error
         cells[cell] = row
     return [cells[cell] for cell in sorted(cells, key=lambda c: (str(c[0]), c[1]))]
 

@@ -1,8 +1,8 @@
 """What a model is made of and what caching it costs, from headers alone (MATH.md 15).
 
-A cached segment holds, for every covered head, its end state (`K V` floats) and its router's summary;
-logarithmic segments hold one state for each of log2 n levels. A softmax attention of the same shape
-would keep `K + V` numbers a token and head. Spare room in buffers is not counted.
+A cached segment holds, for every covered head, its end state (`K V` floats) and its router's
+summary; logarithmic segments hold one state for each of log2 n levels. A softmax attention of the
+same shape would keep `K + V` numbers a token and head. Spare room in buffers is not counted.
 """
 
 from __future__ import annotations
@@ -144,6 +144,7 @@ def too_long(config: CachingConfig, keys: Mapping[str, Sequence[int]]) -> str | 
     if config.segment <= most:
         return None
     return (
-        f"segment {config.segment} exceeds d^2/32 = {most} for the {least} cached channels of a head "
-        f"in {name}: scores may not tell segments apart (a rule of thumb); --segment {max(most, 1)} fits"
+        f"segment {config.segment} exceeds d^2/32 = {most} for the {least} cached channels of a "
+        f"head in {name}: scores may not tell segments apart (a rule of thumb); "
+        f"--segment {max(most, 1)} fits"
     )

@@ -12,7 +12,7 @@ TESTED = ((5, 18), (5, 23))  # transformers
 
 
 class Finding(NamedTuple):
-    """One line of the report; `state` is `ok`, `warning`, `failed` or empty where it is only told."""
+    """One line of the report; `state` is `ok`, `warning`, `failed`, or empty for a mere fact."""
 
     name: str
     value: str

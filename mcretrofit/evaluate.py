@@ -122,7 +122,7 @@ def _as_cache(model: nn.Module, cache: Any) -> dict[str, Any]:
 def _batches(samples: list[Sample]) -> Iterator[list[Sample]]:
     some: list[Sample] = []
     for sample in samples:
-        longest = max((s.tokens for s in (*some, sample)))
+        longest = max(s.tokens for s in (*some, sample))
         if some and longest * (len(some) + 1) > BATCH:
             yield some
             some = []

@@ -13,7 +13,7 @@ from mcretrofit.costs import segment_bytes as segment_cost
 from mcretrofit.errors import RetrofitError, UsageError
 from mcretrofit.evaluate import read_pieces, segment_bytes
 from mcretrofit.model import Loaded
-from mcretrofit.retrofit import paused, shapes
+from mcretrofit.retrofit import shapes
 from mcretrofit.skeleton import Mixer
 from mcretrofit.tokenizer import Tokenizer
 
@@ -87,7 +87,7 @@ def _steps(
 
 
 def choose(logits: Tensor, sampling: Sampling, random: torch.Generator) -> int:
-    """The next token from logits `[V]`: greedy, or from the smallest set with `top_p` of the mass."""
+    """The next token from logits `[V]`: greedy, or of the smallest set with `top_p` of the mass."""
     wide = logits.float().cpu()
     if not bool(wide.isfinite().all()):
         raise RetrofitError("the model gives non-finite logits on this prompt")
@@ -128,8 +128,7 @@ def growth(loaded: Loaded, position: int) -> tuple[int, int]:
     """Bytes that one closed segment takes, and how many are held after `position` tokens."""
     if not loaded.wrapped:
         return 0, 0
-    with paused(loaded.model) as model:
-        sizes = shapes(model)
+    sizes = shapes(loaded.model)
     config, covers = loaded.config, loaded.covers
     each = sum(
         segment_cost(Mixer(name, *sizes[name]), len(covers[name].heads), config)

@@ -118,16 +118,14 @@ def listening(
 ) -> Iterator[None]:
     """Run unmodified mixers while `hear(name, streams, valid)` gets what each hands to its op."""
     found = mixers(model)
-    before = [one.module.__dict__.get("forward") for one in found]
-    for one in found:
-        _bind(one, _heard(one, hear))
-    try:
-        yield
-    finally:
-        for one, forward in zip(found, before, strict=True):
-            del one.module.forward
-            if forward is not None:  # a wrapped mixer stays wrapped
-                one.module.forward = forward
+    with paused(model):
+        for one in found:
+            _bind(one, _heard(one, hear))
+        try:
+            yield
+        finally:
+            for one in found:
+                del one.module.forward
 
 
 def shapes(model: nn.Module) -> dict[str, tuple[int, int, int]]:
@@ -153,7 +151,6 @@ def every_head(model: nn.Module) -> dict[str, Cover]:
 def _attach(found: Found, config: CachingConfig, cover: Cover, width: int) -> None:
     if isinstance(getattr(found.module, "mc", None), Gate):
         raise RetrofitError(f"{found.name} is wrapped already; call revert_ first")
-    somewhere = next(found.module.parameters())
     gate = Gate(
         cover.heads, cover.mask.shape[1], width if config.gate else 0, cover.whiten is not None
     )
@@ -163,7 +160,7 @@ def _attach(found: Found, config: CachingConfig, cover: Cover, width: int) -> No
     plan = Plan(config, gate, found.op.MEMORY, cover.total)
     _bind(found, _caching(found.op, plan))
     gate.plan = plan
-    found.module.mc = gate.to(somewhere.device)
+    found.module.mc = gate.to(next(found.module.parameters()).device)
 
 
 def _caching(op: ModuleType, plan: Plan) -> Callable:
@@ -181,8 +178,8 @@ def _caching(op: ModuleType, plan: Plan) -> Callable:
         state = to_state(initial_state, streams, state_v_first)
         segments = host.segments(lambda: plan.start(state.shape[0], state.device))
         out, state = cached_scan(plan, streams, state, segments, host.x, valid)
-        kept = from_state(state, state_v_first) if output_final_state else None
-        return out.to(streams.v.dtype), kept
+        out = out.to(streams.v.dtype)
+        return out, from_state(state, state_v_first) if output_final_state else None
 
     return run
 
@@ -190,10 +187,7 @@ def _caching(op: ModuleType, plan: Plan) -> Callable:
 def _heard(found: Found, hear: Callable[[str, Streams, Tensor | None], None]) -> Callable:
     def run(host: Published, *args: Tensor, valid: Tensor | None = None, **options: Any):
         valid = host.valid if valid is None else valid
-        inside = {
-            k: v for k, v in options.items() if k not in ("initial_state", "output_final_state")
-        }
-        hear(found.name, found.op.streams(*args, **inside), valid)
+        hear(found.name, found.op.streams(*args, **options), valid)
         return call(found.op, *args, valid=valid, **options)
 
     return run

@@ -16,7 +16,7 @@ def settings(
     flags: Mapping[str, Any] | None = None,
     assignments: Iterable[str] = (),
 ) -> CachingConfig:
-    """The checked configuration; raises `UsageError` naming the key, its place and the nearest one."""
+    """The checked configuration; raises `UsageError` naming the key and the nearest known one."""
     given = {} if recipe is None else _typed(_recipe(recipe), str(recipe))
     given |= _typed(flags or {}, "flags")
     given |= _typed(dict(map(_assigned, assignments)), "--set")

@@ -1,4 +1,4 @@
-"""A checkpoint's model without its weights: built from headers on the meta device, names checked."""
+"""A checkpoint's model without its weights: on the meta device, headers checked against it."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Skeleton(NamedTuple):
 def skeleton(checkpoint: Checkpoint) -> Skeleton:
     """Check names and shapes against the family, reading no tensor.
 
-    Raises `RetrofitError` as loading would, but for values (NaN) and, for transformers' own classes,
-    for tensors, whose names change on the way into the class.
+    Raises `RetrofitError` as loading would, but for values (NaN) and, in transformers' own classes,
+    for tensors: their names change on the way into the class.
     """
     found = loading._family(checkpoint)
     family, model = _native(checkpoint) if found is None else _ours(checkpoint, *found)
@@ -87,7 +87,7 @@ def _native(checkpoint: Checkpoint) -> tuple[str, PreTrainedModel]:
 
 
 def _alone(model: PreTrainedModel) -> dict[str, tuple[int, int, int]]:
-    """Heads, key and value width of each mixer: what surrounds it may not run on the meta device."""
+    """Heads, key and value width of each mixer; what is around it may not run on meta."""
     seen: dict[str, tuple[int, int, int]] = {}
 
     def hear(name: str, streams: Streams, valid: torch.Tensor | None) -> None:

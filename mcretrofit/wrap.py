@@ -99,9 +99,9 @@ def _told(
 def nothing(caching: CachingConfig) -> str:
     """What to say where no head qualifies."""
     return (
-        f"no head forgets slowly enough (time constant above {caching.tau:g} tokens): caching would "
-        "do nothing here, the model computes what its base does (a lower --tau or --heads all "
-        "caches anyway)"
+        f"no head forgets slowly enough (time constant above {caching.tau:g} tokens): caching "
+        "would do nothing here, the model computes what its base does (a lower --tau or "
+        "--heads all caches anyway)"
     )
 
 

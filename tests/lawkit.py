@@ -8,7 +8,6 @@ from itertools import accumulate, product
 from typing import NamedTuple
 
 import torch
-from mcretrofit_kernels.cached_read import cached_read as cached_read
 from test_families import build as build
 from test_families import near as near
 from test_families import tokens as tokens
@@ -104,7 +103,9 @@ def covered(case: Case, heads: int = HEADS, keys: int = KEYS) -> Cover:
     if case.cover == "part":
         mask[:, 1::2] = 0
     count = len(chosen)
-    return Cover(chosen, heads, mask, torch.linspace(0.1, 0.3, count), torch.linspace(0.4, 0.6, count))
+    return Cover(
+        chosen, heads, mask, torch.linspace(0.1, 0.3, count), torch.linspace(0.4, 0.6, count)
+    )
 
 
 def plan(case: Case, **changes: object) -> Plan:

@@ -190,9 +190,14 @@ def test_padded_and_packed_rows_equal_rows_alone(family):
     long, short, step = tokens(41), tokens(22, seed=2), tokens(9, seed=3)
     for case in some(family, 3, 6):
         with caching(family, case) as model:
-            alone = [pieces(model, torch.cat([x, step], 1), [x.shape[1], 9])[0] for x in (long, short)]
+            alone = [
+                pieces(model, torch.cat([x, step], 1), [x.shape[1], 9])[0] for x in (long, short)
+            ]
             for side in ("left", "right"):
-                ids, mask = torch.zeros(2, 41, dtype=torch.long), torch.zeros(2, 41, dtype=torch.long)
+                ids, mask = (
+                    torch.zeros(2, 41, dtype=torch.long),
+                    torch.zeros(2, 41, dtype=torch.long),
+                )
                 kept = slice(19, 41) if side == "left" else slice(0, 22)
                 ids[0], ids[1, kept], mask[0], mask[1, kept] = long, short, 1, 1
                 first = model(ids, attention_mask=mask, use_cache=True)
@@ -304,5 +309,8 @@ def test_bytes_of_a_models_segments_grow_by_segments(family):
             sizes.append(segments(more).nbytes())
         each = (one.states[0, 0].numel() + one.summaries[0, 0].numel()) * 4
         assert sizes[1] - sizes[0] == 3 * each and sizes[2] - sizes[1] == 6 * each
-        held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in one.tensors().values()}
+        held = {
+            t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+            for t in one.tensors().values()
+        }
         assert one.nbytes() == sum(held.values())

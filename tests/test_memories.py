@@ -33,7 +33,10 @@ def decays(least: int = 0) -> list[tuple[str, str | None]]:
     found = []
     for name in NAMES:
         taken = registry.load("memories", name).example.__annotations__
-        found += [(name, kind) for kind in (["none", "head", "channel"][least:] if "decay" in taken else [None])]
+        found += [
+            (name, kind)
+            for kind in (["none", "head", "channel"][least:] if "decay" in taken else [None])
+        ]
     return found
 
 
@@ -46,7 +49,9 @@ KINDS, DECAYING = each(decays()), each(decays(least=1))
 
 
 def made(name: str, kind: str | None, length: int, **more: object) -> Streams:
-    return example(name, length, **more) if kind is None else example(name, length, decay=kind, **more)
+    return (
+        example(name, length, **more) if kind is None else example(name, length, decay=kind, **more)
+    )
 
 
 def near(got: Tensor, want: Tensor, tolerance: float = 1e-10) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mcretrofit.cli._render import note
-from mcretrofit.config import CachingConfig
 from mcretrofit.errors import RetrofitError, UsageError
 from mcretrofit.settings import settings
 
@@ -41,8 +40,9 @@ def loaded(
 
     `flags` and `assignments` override the folder's caching; a `bare` checkpoint is left as it is.
     """
+    # before anything is loaded: a typo should not cost seconds
     asked = bool(flags or assignments)
-    fresh = settings(None, None, flags, assignments)
+    settings(None, None, flags, assignments)
     from mcretrofit import model as models
     from mcretrofit.retrofit import revert_
     from mcretrofit.wrapped import is_wrapped, read
@@ -59,11 +59,9 @@ def loaded(
         if bare and found.config is None:
             return found
         if found.config is None or asked:
-            kept = CachingConfig() if found.config is None else found.config
             revert_(found.model)
-            found = models.attach(
-                found, settings(kept, None, flags, assignments) if asked else fresh
-            )
+            caching = settings(found.config, None, flags, assignments)
+            found = models.attach(found, caching)
             note(f"wrapped in memory: {found.config.variant}, segment {found.config.segment}")
     note(summary(found))
     return found

@@ -13,12 +13,12 @@ import typer
 from mcretrofit.config import CachingConfig
 
 MODEL = (
-    "A folder, a .safetensors, .pth or .bin file, an index, a hub id, a wrapped or exported folder, "
-    "or builtin:NAME."
+    "A folder, a .safetensors, .pth or .bin file, an index, a hub id, a wrapped or exported "
+    "folder, or builtin:NAME."
 )
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL, show_default=False)]
 MaybeModel = Annotated[
-    str | None, typer.Argument(metavar="[MODEL]", help=f"{MODEL} By default ./retrofit.")
+    str | None, typer.Argument(metavar="MODEL", help=f"{MODEL} By default ./retrofit.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a row, on stdout.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace the output folder.")]

@@ -23,13 +23,15 @@ def json_row(row: Any) -> None:
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table; columns of numbers are set to the right."""
+    """A table under its title; columns of numbers are set to the right."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    if title:
+        print(title)
     rows = [[str(cell) for cell in row] for row in rows]
-    made = Table(title=Text(title, style="bold"), title_justify="left", box=None, pad_edge=False)
+    made = Table(box=None, pad_edge=False, show_header=any(columns))
     for at, name in enumerate(columns):
         number = all(_numeric(row[at]) for row in rows)
         made.add_column(name, justify="right" if number else "left", overflow="fold")
@@ -57,15 +59,14 @@ def tokens(count: float) -> str:
 
 @contextmanager
 def progress(total: int, text: str) -> Iterator[Callable[..., None]]:
-    """A bar with the time left, on stderr and only in a terminal; yields `tick(amount, text=None)`."""
+    """A bar with the time left, on stderr of a terminal; yields `tick(amount, text=None)`."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(file=sys.stderr)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         job = bar.add_task(text, total=total)
 
         def tick(amount: float, text: str | None = None) -> None:

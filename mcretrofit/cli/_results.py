@@ -21,19 +21,17 @@ Row = dict[str, Any]
 
 def measure(
     found: Loaded, todo: Sequence[Cell], base_only: bool, keep: Callable[[Row], None]
-) -> list[Row]:
-    """Run every cell under a progress bar; finished rows are kept when Ctrl-C ends it early."""
+) -> None:
+    """Run every cell under a progress bar; `keep` gets each row as soon as it is done."""
     from mcretrofit.compare import compare, passes
 
-    rows: list[Row] = []
     total = sum(cell.tokens for cell in todo) * passes(found, base_only)
-    with render.progress(total, todo[0].task) as tick:
+    names = [f"{cell.task} at {cell.length}" for cell in todo]
+    with render.progress(total, names[0]) as tick:
+        following = iter([*names[1:], "done"])
         for row in compare(found, todo, base_only=base_only, tick=tick):
-            rows.append(row)
             keep(row)
-            following = todo[len(rows)] if len(rows) < len(todo) else todo[-1]
-            tick(0, f"{following.task} at {following.length}")
-    return rows
+            tick(0, next(following))
 
 
 def finish(rows: Sequence[Row], as_json: bool) -> None:
@@ -77,7 +75,7 @@ def _compared(row: Row) -> tuple[object, ...]:
 
 
 def ledger(folder: Path) -> Path | None:
-    """Where a wrapped folder keeps its own rows, None for what is no such folder or is read-only."""
+    """Where a wrapped folder keeps its rows; None for any other and for a read-only one."""
     writable = (folder / "caching.json").is_file() and os.access(folder, os.W_OK)
     return folder / "rows.jsonl" if writable else None
 

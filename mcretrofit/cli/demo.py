@@ -22,10 +22,12 @@ def command(
     json: Json = False,
     caching: dict[str, Any] | None = None,
 ) -> None:
-    """Wrap a tiny pretrained model, then find needles and read text far beyond its training."""
-    render.note(
-        f"{model}, wrapped in memory with no training: one needle hidden in prose, and text"
-    )
+    """Show it on a tiny pretrained model.
+
+    Hides a needle in prose, up to eight times as long as the model was trained on, and reads text:
+    with caching and without it, nothing trained.
+    """
+    render.note(f"{model}: one needle hidden in prose, and plain text; nothing is trained")
     found = loaded(model, caching)
     from mcretrofit.compare import Request, cells
 

@@ -9,7 +9,10 @@ from mcretrofit.cli._options import Json
 
 
 def command(json: Json = False) -> None:
-    """Versions, devices and a self test on a pico model; exits 1 if the test fails."""
+    """Report versions and test this machine.
+
+    Exits 1 if the self test, on a pico model, fails.
+    """
     from mcretrofit.doctor import findings
 
     found = findings()

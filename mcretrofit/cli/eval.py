@@ -12,7 +12,6 @@ from mcretrofit.cli import _results as results
 from mcretrofit.cli._models import chosen, loaded
 from mcretrofit.cli._options import Config, Device, Json, MaybeModel, Seed, Set, caching_flags
 
-
 DEFAULT = ("niah", "perplexity")
 
 
@@ -44,9 +43,10 @@ def command(
     json: Json = False,
     caching: dict[str, Any] | None = None,
 ) -> None:
-    """Measure recall and text with caching and without it, on the same samples.
+    """Measure base and retrofit side by side.
 
-    Of a wrapped folder the rows are kept in its rows.jsonl too, for the card that export writes.
+    Recall and text by length, on the same samples. A wrapped folder keeps its rows in rows.jsonl
+    too, for the card that export writes.
     """
     place = chosen(model)
     from mcretrofit.compare import Request, cells, check

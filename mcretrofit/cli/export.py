@@ -27,7 +27,11 @@ def command(
     config: Config = None,
     json: Json = False,
 ) -> None:
-    """Write weights, code, tokenizer and model card; from_pretrained(..., trust_remote_code=True)."""
+    """Write a folder that loads without mcretrofit.
+
+    It holds weights, modeling code, tokenizer and model card, for transformers'
+    from_pretrained(FOLDER, trust_remote_code=True).
+    """
     most = _bytes(shard_size)
     if model is None and not (Path(FOLDER) / "caching.json").is_file():
         raise RetrofitError(f"no ./{FOLDER} here to export: make one with `mcretrofit wrap MODEL`")

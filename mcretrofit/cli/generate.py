@@ -38,7 +38,10 @@ def command(
     json: Json = False,
     caching: dict[str, Any] | None = None,
 ) -> None:
-    """Continue a prompt token by token; says how much memory the cached segments take."""
+    """Continue a prompt, text streaming to stdout.
+
+    Says on stderr how fast it was and how much memory the cached segments take.
+    """
     text = _prompt(prompt, prompt_file)
     place = chosen(model)
     from mcretrofit.generate import Sampling, generate

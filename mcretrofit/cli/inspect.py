@@ -22,7 +22,10 @@ def command(
     config: Config = None,
     json: Json = False,
 ) -> None:
-    """Family, layers, state bytes and the cost of every variant, from headers alone."""
+    """Tell what a model is and what caching costs.
+
+    Family, layers, state bytes and the cost of every variant by length, from headers alone.
+    """
     asked = {"segment": segment, "router": router}
     asked = {name: value for name, value in asked.items() if value is not None}
     settings(flags=asked)
@@ -37,7 +40,7 @@ def command(
     if json:
         rows = [{**c._asdict(), "ratio": round(c.ratio, 4)} for c in table]
         heads = found.covers or {}
-        render.json_row({**facts, "warning": warning, "layers_cached": heads, "costs": rows})
+        render.json_row({**facts, "warning": warning, "covers": heads, "costs": rows})
     else:
         render.table("", ("", ""), facts.items())
         _cost_tables(table, caching.segment, caching.router)
@@ -73,34 +76,19 @@ def _facts(found: Described) -> dict[str, Any]:
 
 def _cost_tables(table: list[Cost], segment: int, router: str) -> None:
     lengths = sorted({c.length for c in table})
-    variants = list(dict.fromkeys(c.variant for c in table))
-    cells = {(c.variant, c.length): c for c in table}
-    first = [cells[variants[0], n] for n in lengths]
-    render.table(
-        f"\nCached bytes (share of a KV cache of this shape), segment {segment}, router {router}",
-        ("variant", *map(render.tokens, lengths)),
-        [
-            *(
-                [
-                    v,
-                    *(
-                        f"{render.size(cells[v, n].cached_bytes)} ({cells[v, n].ratio:.2f})"
-                        for n in lengths
-                    ),
-                ]
-                for v in variants
-            ),
-            ["KV cache", *(render.size(c.kv_bytes) for c in first)],
-        ],
-    )
-    render.table(
-        "\nMillions of multiply-adds that reading the past takes a token",
-        ("variant", *map(render.tokens, lengths)),
-        [
-            *([v, *(f"{cells[v, n].read_macs / 1e6:.3g}" for n in lengths)] for v in variants),
-            ["attention", *(f"{c.kv_macs / 1e6:.3g}" for c in first)],
-        ],
-    )
+    columns = ("variant", *map(render.tokens, lengths))
+    held, read = {}, {}
+    for c in table:
+        held.setdefault(c.variant, []).append(f"{render.size(c.cached_bytes)} ({c.ratio:.2f})")
+        read.setdefault(c.variant, []).append(f"{c.read_macs / 1e6:.3g}")
+    for c in table[: len(lengths)]:
+        held.setdefault("KV cache", []).append(render.size(c.kv_bytes))
+        read.setdefault("attention", []).append(f"{c.kv_macs / 1e6:.3g}")
+    what = f"segment {segment}, router {router}"
+    title = f"\nCached bytes (share of a KV cache of this shape), {what}"
+    render.table(title, columns, [(name, *cells) for name, cells in held.items()])
+    title = "\nMillions of multiply-adds a token for reading the past"
+    render.table(title, columns, [(name, *cells) for name, cells in read.items()])
 
 
 def _heads(found: Described) -> None:

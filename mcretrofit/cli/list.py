@@ -15,7 +15,10 @@ def command(
     kind: Annotated[str, typer.Argument(metavar="KIND", help=" | ".join(KINDS))],
     json: Json = False,
 ) -> None:
-    """List variants, routers, families, tasks, aggregators, memories, ops or builtins."""
+    """List the names that options take.
+
+    Variants, routers, families, tasks, aggregators, memories, ops or builtins.
+    """
     found = entries(kind)
     if not json:
         return render.table("", ("name", "what it is"), found)

@@ -19,7 +19,10 @@ def command(
     seed: Annotated[int | None, typer.Option(help="Instead of the recipe's seed.")] = None,
     json: Json = False,
 ) -> None:
-    """Train from a recipe; a run that was stopped goes on where it was. Prints the model's folder."""
+    """Train a small model from a recipe.
+
+    A run that was stopped goes on where it was. Prints the model's folder.
+    """
     run = Path("runs") / recipe.stem.removeprefix("pretrain_") if out is None else out
     from mcretrofit.pretrain import pretrain, read_recipe
 

@@ -38,7 +38,11 @@ def command(
     json: Json = False,
     caching: dict[str, Any] | None = None,
 ) -> None:
-    """Put caching around a checkpoint; writes ./retrofit and copies no weight."""
+    """Put caching around a checkpoint.
+
+    Measures its heads on text and writes ./retrofit, which names the checkpoint and copies no
+    weight. What decides: defaults, then --recipe, then flags, then --set.
+    """
     chosen = settings(None, recipe, caching, set_ or ())
     if calibrate is not None and no_calibrate:
         raise UsageError("--calibrate and --no-calibrate exclude each other")
@@ -50,8 +54,8 @@ def command(
     )
     if json:
         told = {**done._asdict(), "folder": str(done.folder)}
-        heads = [head._asdict() for head in done.heads]
-        render.json_row({"model": model, **asdict(chosen), **told, "heads": heads})
+        told["measured"] = [head._asdict() for head in told.pop("heads")]
+        render.json_row({"model": model, **asdict(chosen), **told})
     else:
         _tell(done, model)
 
@@ -68,7 +72,7 @@ def _tell(done: Wrapping, model: str) -> None:
         render.note(f"warning: {warning}")
 
 
-_COLUMNS = ("time constant", "slow channels", "cached")
+_COLUMNS = ("time constant", "cached channels", "cached")
 
 
 def _row(head: Head) -> tuple[object, ...]:

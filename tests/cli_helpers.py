@@ -1,0 +1,63 @@
+"""Pico checkpoints on disk, and the command line run in this process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mcretrofit import registry
+from mcretrofit.cli import main
+from mcretrofit.decoder import DecoderConfig, DecoderForCausalLM
+
+
+class Done(NamedTuple):
+    """What a command left behind."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def rows(self) -> list[dict]:
+        """Standard output as JSON lines."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+def pico(folder: Path, family: str = "gla", **fields: object) -> Path:
+    """A fresh model of bytes in the family's own format: config.json and model.safetensors."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 256, "num_hidden_layers": 2, "intermediate_size": 32}
+    sizes |= {"max_position_embeddings": 64, **registry.load("models", family).tiny(), **fields}
+    model = DecoderForCausalLM(DecoderConfig(family, **sizes)).start()
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"model_type": family, **sizes}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    tensors = {name: t.detach().clone() for name, t in model.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def runner(capsys: pytest.CaptureFixture[str]):
+    """`run("wrap", folder, ...) -> Done`."""
+
+    def run(*words: object) -> Done:
+        capsys.readouterr()
+        status = main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        return Done(status, out, err)
+
+    return run
+
+
+def refused(done: Done, status: int, *parts: str) -> None:
+    """Nothing on stdout, one line on stderr that starts with `error:` and holds every part."""
+    assert done.status == status, done
+    assert done.out == ""
+    assert done.err.startswith("error: ") and done.err.count("\n") == 1, done.err
+    for part in parts:
+        assert part in done.err, done.err
