@@ -1,7 +1,7 @@
 """Measure a model's heads on plain text, without gradients: which forget slowly, how scores spread.
 
 A head (or, with a decay a channel, a channel) is slow when its time constant
-`tau = -1 / mean_t(log decay_t)` exceeds `config.tau` tokens; only those are worth caching (MATH 16).
+`tau = -1 / mean_t(log decay_t)` exceeds `config.tau` tokens; only those are worth caching.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def shipped_text(name: str = "calibration") -> str:
 
 
 def windows(ids: list[int], segment: int, tokens: int = TOKENS) -> Tensor:
-    """Token ids as `[B, T]` windows of whole segments; raises where the text is under two segments."""
+    """Token ids as `[B, T]` windows of whole segments; raises for less than two segments."""
     if len(ids) < 2 * segment:
         raise RetrofitError(
             f"calibration text has {len(ids)} tokens, fewer than two segments of {segment}; "

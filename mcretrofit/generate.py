@@ -41,15 +41,18 @@ def generate(
 ) -> Iterator[Step]:
     """Yield a `Step` a token until the end-of-text token or `max_new_tokens`."""
     sampling = Sampling() if sampling is None else sampling
-    _check(max_new_tokens, sampling)
+    check(prompt, max_new_tokens, sampling)
     tokenizer = loaded.tokenizer()
     ids = tokenizer.encode(prompt)
     if not ids:
-        raise UsageError("the prompt is empty: give some text to continue")
+        raise UsageError(f"the prompt is no token to {tokenizer.name}: give some text to continue")
     return _steps(loaded.model, tokenizer, ids, max_new_tokens, sampling)
 
 
-def _check(most: int, sampling: Sampling) -> None:
+def check(prompt: str, most: int, sampling: Sampling) -> None:
+    """Refuse what no model could do; raises `UsageError`."""
+    if not prompt:
+        raise UsageError("the prompt is empty: give some text to continue")
     if most < 1:
         raise UsageError(f"--max-new-tokens {most}: has to be at least 1")
     if not 0 <= sampling.temperature < float("inf"):

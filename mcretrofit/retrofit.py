@@ -1,4 +1,4 @@
-"""Attach caching to a live model's mixers, and take it off again: the only file that rebinds a forward.
+"""Attach caching to a live model's mixers, and take it off: the only file that rebinds a forward.
 
 A mixer is any module whose forward calls one of `ops/*.NAMES`. Its forward function is rebuilt, for
 this instance alone, with a private globals dict in which those names are ours: nothing is copied,
@@ -37,7 +37,7 @@ class Found(NamedTuple):
 
 
 class Cover(NamedTuple):
-    """What is cached of one mixer: its cached heads of `total`, and the gate's statistics for them."""
+    """What is cached of one mixer: its heads of `total`, and the gate's statistics for them."""
 
     heads: list[int]
     total: int
@@ -219,7 +219,7 @@ def _bind(found: Found, run: Callable) -> None:
 
 
 def _on_cpu(function: FunctionType) -> dict[str, Callable]:
-    """Kernel functions that a host bound to a GPU package, made to take their torch body on a CPU."""
+    """Kernels that a host bound to a GPU package, made to take their torch body on a CPU."""
     bodies = {}
     for name in function.__code__.co_names:
         bound = function.__globals__.get(name)

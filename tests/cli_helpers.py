@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +16,8 @@ from safetensors.torch import save_file
 from mcretrofit import registry
 from mcretrofit.cli import main
 from mcretrofit.decoder import DecoderConfig, DecoderForCausalLM
+
+ROOT = Path(__file__).parents[1]
 
 
 class Done(NamedTuple):
@@ -47,11 +52,25 @@ def runner(capsys: pytest.CaptureFixture[str]):
 
     def run(*words: object) -> Done:
         capsys.readouterr()
-        status = main([str(word) for word in words])
+        threads = torch.get_num_threads()
+        # two threads on two busy cores wait for each other most of the time
+        torch.set_num_threads(1)
+        try:
+            status = main([str(word) for word in words])
+        finally:
+            torch.set_num_threads(threads)
         out, err = capsys.readouterr()
         return Done(status, out, err)
 
     return run
+
+
+def shell(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own."""
+    places = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+    environment = {**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
 def refused(done: Done, status: int, *parts: str) -> None:

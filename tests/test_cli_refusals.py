@@ -76,7 +76,9 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize(("line", "parts"), [(w[0], w[1:]) for w in WORDS.values()], ids=list(WORDS))
+@pytest.mark.parametrize(
+    ("line", "parts"), [(w[0], w[1:]) for w in WORDS.values()], ids=list(WORDS)
+)
 def test_wrong_requests_exit_2(run, line, parts):
     refused(run(*line.split()), 2, *parts)
 

@@ -1,4 +1,4 @@
-"""The floors of the package: imports go down only, neighbours stay apart, light parts stay light."""
+"""The floors of the package: imports go down, neighbours stay apart, light parts stay light."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def unit(path: Path) -> str:
 
 
 def imports(tree: ast.AST) -> Iterator[str]:
-    """Every module that is imported anywhere, also inside functions; `from a import b` gives a.b."""
+    """Every module imported anywhere, also inside functions; `from a import b` gives a.b."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -151,10 +151,8 @@ for task in mcretrofit.registry.names("tasks"):
     mcretrofit.registry.load("tasks", task)
 mcretrofit.config.CachingConfig()
 print(sorted({"torch", "triton", "fla", "transformers"} & set(sys.modules)))
-import mcretrofit.retrofit, mcretrofit.decoder, mcretrofit_kernels.cached_read
-print(sorted({"fla"} & set(sys.modules)))
 """
-    assert python(code).split("\n")[:2] == ["[]", "[]"]
+    assert python(code) == "[]\n"
 
 
 def test_files_stay_short():

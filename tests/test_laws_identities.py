@@ -62,7 +62,7 @@ def affinity(streams: Streams, router: str) -> Tensor:
 
 
 def dense(streams: Streams, sizes, router: str, heat: float) -> Tensor:
-    """`sum_j gamma_seg(j) D(t, j) (q_t . k_j) v_j` (MATH 3.2), `sizes(t)` the segments of a prefix."""
+    """`sum_j gamma_seg(j) D(t, j) (q_t . k_j) v_j`; `sizes(t)` are the segments of a prefix."""
     match = affinity(streams, router)
     out = torch.zeros_like(streams.v)
     decay = torch.zeros_like(streams.k)

@@ -1,12 +1,12 @@
-"""Laws that cannot fail prove nothing: each is shown a read path with a fault that it is there for."""
+"""Laws that can fail: each is shown a read path with the fault that it is there for."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from lawkit import SEGMENT, build, cases, example, near, plan, read, tokens
-from test_laws_identities import constant, dense, gammas
 from test_laws_identities import case as plain_case
+from test_laws_identities import constant, dense, gammas
 from test_laws_reads import check_causality, check_oracle, check_pieces
 from torch import Tensor
 

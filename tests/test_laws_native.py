@@ -12,7 +12,7 @@ from mcretrofit.models._native import native_class
 from mcretrofit.retrofit import mixers, retrofit_, revert_
 from mcretrofit.segments import SegmentCache
 
-CASES = pytest.mark.parametrize("case", cases(6, seed=12, memory="delta"), ids=str)
+CASES = pytest.mark.parametrize("case", cases(4, seed=12, memory="delta"), ids=str)
 PICO = """
 from transformers import Qwen3NextConfig
 def pico():
@@ -168,10 +168,10 @@ def test_a_mixer_bound_to_a_gpu_package_reads_on_a_cpu():
     code = (
         PICO
         + """
-import torch
-from transformers import Qwen3NextForCausalLM
+import sys, torch
 from mcretrofit import CachingConfig, retrofitted
-from mcretrofit.retrofit import mixers
+print("fla" not in sys.modules)
+from transformers import Qwen3NextForCausalLM
 torch.manual_seed(0)
 model, ids = Qwen3NextForCausalLM(pico()).eval(), torch.arange(40)[None]
 with torch.no_grad():
@@ -183,4 +183,4 @@ print(logits.isfinite().all().item(), torch.allclose(logits[:, :8], base[:, :8],
 print((logits - base)[:, 8:].abs().max().item() > 1e-5)
 """
     )
-    assert python(code).split() == ["True", "True", "True"]
+    assert python(code).split() == ["True"] * 4

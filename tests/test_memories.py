@@ -192,4 +192,4 @@ def test_merging_is_claimed_only_where_it_holds(name):
     left, right = (naive(memory, half)[1] for half in halves)
     merged = right + kept(left, None if streams.decay is None else streams.decay[:, 12:].sum(1))
     exact = naive(memory, streams)[1]
-    assert memory.MERGES == bool(torch.allclose(merged, exact, atol=1e-10))
+    assert bool(torch.allclose(merged, exact, atol=1e-10)) == memory.MERGES

@@ -41,28 +41,35 @@ def loaded(
     `flags` and `assignments` override the folder's caching; a `bare` checkpoint is left as it is.
     """
     # before anything is loaded: a typo should not cost seconds
-    asked = bool(flags or assignments)
     settings(None, None, flags, assignments)
-    from mcretrofit import model as models
-    from mcretrofit.retrofit import revert_
-    from mcretrofit.wrapped import is_wrapped, read
+    return covered(opened(model, config, device), flags, assignments, bare)
+
+
+def opened(model: str, config: Path | None = None, device: str = "cpu") -> Loaded:
+    """A model as its folder says, a plain checkpoint unwrapped."""
+    from mcretrofit.model import load
 
     _check_device(device)
-    if is_wrapped(model):
-        caching = settings(read(model).config, None, flags, assignments) if asked else None
-        found = models.load(model, caching=caching, device=device)
-        if found.calibrated_now:
-            why = "other settings" if asked else f"{model} holds no calibration"
-            note(f"heads measured in memory ({why})")
-    else:
-        found = models.load(model, config=config, device=device)
-        if bare and found.config is None:
-            return found
-        if found.config is None or asked:
-            revert_(found.model)
-            caching = settings(found.config, None, flags, assignments)
-            found = models.attach(found, caching)
-            note(f"wrapped in memory: {found.config.variant}, segment {found.config.segment}")
+    found = load(model, config=config, device=device)
+    if found.calibrated_now:
+        note(f"heads measured in memory: {model} holds no calibration")
+    return found
+
+
+def covered(
+    found: Loaded, flags: Mapping[str, Any] | None, assignments: Sequence[str], bare: bool
+) -> Loaded:
+    """The model wrapped, anew in memory where it is not or where other settings are asked for."""
+    from mcretrofit.model import attach
+    from mcretrofit.retrofit import revert_
+
+    asked = bool(flags or assignments)
+    if bare and found.config is None:
+        return found
+    if asked or found.config is None:
+        revert_(found.model)
+        found = attach(found, settings(found.config, None, flags, assignments))
+        note(f"wrapped in memory: {found.config.variant}, segment {found.config.segment}")
     note(summary(found))
     return found
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,13 +33,13 @@ def measure(
             tick(0, next(following))
 
 
-def finish(rows: Sequence[Row], as_json: bool) -> None:
-    """The tables and the recommendation on stdout; `as_json`: only the latter, on stderr."""
+def finish(rows: Sequence[Row], todo: Sequence[Cell], as_json: bool) -> None:
+    """The tables and, once all is done, the recommendation; `as_json`: only that, on stderr."""
     from mcretrofit.compare import recommendation
 
     if not as_json:
         show(rows)
-    line = recommendation(list(rows))
+    line = recommendation(list(rows)) if len(rows) == len(todo) else None
     if line is not None:
         (render.note if as_json else print)(line)
 
@@ -80,22 +79,19 @@ def ledger(folder: Path) -> Path | None:
     return folder / "rows.jsonl" if writable else None
 
 
-@contextmanager
-def appended(path: Path | None) -> Iterator[Callable[[Row], None]]:
+def appender(path: Path | None) -> Callable[[Row], None]:
     """A function that adds a row to a `.jsonl` file as soon as it is there; None keeps nothing."""
     if path is None:
-        yield lambda row: None
-        return
-    try:
-        file = path.open("a", encoding="utf-8")
-    except OSError as error:
-        raise RetrofitError(
-            f"{path} cannot be written: {(error.strerror or '').lower()}"
-        ) from error
-    with file:
+        return lambda row: None
+    if path.is_dir() or not path.parent.is_dir():
+        raise RetrofitError(f"{path} cannot be written: no such folder, or it is one itself")
 
-        def keep(row: Row) -> None:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
+    def keep(row: Row) -> None:
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise RetrofitError(f"{path} cannot be written: {reason}") from error
 
-        yield keep
+    return keep

@@ -9,8 +9,9 @@ import typer
 
 from mcretrofit.cli import _render as render
 from mcretrofit.cli import _results as results
-from mcretrofit.cli._models import chosen, loaded
+from mcretrofit.cli._models import chosen, covered, opened
 from mcretrofit.cli._options import Config, Device, Json, MaybeModel, Seed, Set, caching_flags
+from mcretrofit.settings import settings
 
 DEFAULT = ("niah", "perplexity")
 
@@ -55,21 +56,24 @@ def command(
     words = tuple(word for word in lengths.split(",") if word)
     request = Request(tasks, words, samples, seed, depth, template, haystack, pairs)
     check(request)
-    found = loaded(place, caching, set_ or (), config=config, device=device, bare=base_only)
-    todo = cells(found, request)
+    settings(None, None, caching, set_ or ())
+    write = results.appender(out)
+    bare = opened(place, config, device)
+    todo = cells(bare, request)
+    found = covered(bare, caching, set_ or (), base_only)
     own = None if base_only or caching or set_ else results.ledger(Path(place))
+    remember = results.appender(own)
     rows: list[results.Row] = []
-    with results.appended(out) as write, results.appended(own) as remember:
 
-        def keep(row: results.Row) -> None:
-            rows.append(row)
-            write(row)
-            remember(row)
-            if json:
-                render.json_row(row)
+    def keep(row: results.Row) -> None:
+        rows.append(row)
+        write(row)
+        remember(row)
+        if json:
+            render.json_row(row)
 
-        try:
-            results.measure(found, todo, base_only, keep)
-        finally:
-            # after Ctrl-C too: what is done is done
-            results.finish(rows, json)
+    try:
+        results.measure(found, todo, base_only, keep)
+    finally:
+        # after Ctrl-C too: what is done is done
+        results.finish(rows, todo, json)

@@ -44,11 +44,13 @@ def command(
     """
     text = _prompt(prompt, prompt_file)
     place = chosen(model)
-    from mcretrofit.generate import Sampling, generate
+    from mcretrofit.generate import Sampling, check, generate
 
+    sampling = Sampling(temperature, top_p, seed)
+    check(text, max_new_tokens, sampling)
     found = loaded(place, caching, set_ or (), config=config, device=device, bare=base_only)
     last, said = None, []
-    for step in generate(found, text, max_new_tokens, Sampling(temperature, top_p, seed)):
+    for step in generate(found, text, max_new_tokens, sampling):
         last = step
         said.append(step.text)
         if not json:
@@ -80,6 +82,6 @@ def _report(found: Loaded, last: Step | None, text: str, json: bool) -> None:
         told |= {"cache_bytes": bytes_held, "bytes_per_segment": each}
         return render.json_row({"model": found.name, "text": text, **told})
     render.note(
-        f"{made} tokens, {speed:.1f} a second; {held} segments held in {render.size(bytes_held)}, "
-        f"memory grows by {render.size(each)} a segment"
+        f"{made} tokens, {speed:.1f} a second; {held} closed segments and the open one hold "
+        f"{render.size(bytes_held)}, memory grows by {render.size(each)} a segment"
     )
