@@ -5,6 +5,9 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constr
 # a machine that serves the CPU build of torch from its own index needs nothing; elsewhere this is it
 TORCH_INDEX ?=
 
+# threads that spin while they wait slow small products down twentyfold on a busy machine
+export OMP_WAIT_POLICY ?= PASSIVE
+
 .PHONY: demo test style bench clean
 demo: $(VENV)/.installed
 	$(BIN)/mcretrofit demo

@@ -1,6 +1,6 @@
 """Train a small recurrent language model from a recipe: tokenizer, data mix, weights, checkpoint folder.
 
-A run folder holds everything to go on after a kill: `state.pt` (ours, weights and optimiser) and
+A run folder holds everything to go on after a kill: `leg-N.pt` (weights and optimiser) and
 `log.jsonl`. The data of step n depends on the seed and n alone, so a resumed run sees the same data.
 """
 
@@ -11,7 +11,7 @@ import math
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -29,7 +29,8 @@ class Recipe:
     """A pretraining recipe (YAML). `mix` weighs the kinds of `corpus.KINDS`; lengths are in tokens.
 
     `stages` are `[steps, length]` pairs of shorter sequences to begin with, as many tokens a step:
-    recall is found sooner where answers are dense and near.
+    recall is found sooner where answers are dense and near. `then` is a second leg: what differs from
+    the first, with a fresh optimiser and learning rate.
     """
 
     family: str
@@ -46,6 +47,13 @@ class Recipe:
     answer_weight: float = 5.0
     mix: dict = field(default_factory=lambda: {"needles": 5, "pairs": 3, "copy": 1, "prose": 1})
     seed: int = 0
+    then: dict | None = None
+
+    def legs(self) -> list[Recipe]:
+        """The recipe of each leg."""
+        first = replace(self, then=None)
+        second = {**vars(first), "seed": self.seed + 1, **(self.then or {})}
+        return [first] if self.then is None else [first, from_mapping(Recipe, second, "then")]
 
     def __post_init__(self) -> None:
         unknown = set(self.mix) - set(KINDS)
@@ -166,8 +174,22 @@ def pretrain(
         recipe.family, vocab_size=recipe.vocab_size, tie_word_embeddings=True, **recipe.model
     )
     model = DecoderForCausalLM(config).start()
+    for number, leg in enumerate(recipe.legs()):
+        _train(model, leg, data, run, run / f"leg-{number}.pt", tick)
+    return save(model, recipe, run)
+
+
+def _train(
+    model: DecoderForCausalLM,
+    recipe: Recipe,
+    data: Corpus,
+    run: Path,
+    kept: Path,
+    tick: Callable[[int, dict], None],
+) -> None:
+    """One leg, from where `kept` left it, every 50 steps."""
     adam = optimiser(model, recipe)
-    step = _resume(run, recipe, model, adam)
+    step = _resume(kept, recipe, model, adam)
     started = time.monotonic()
     while step < recipe.steps:
         for group in adam.param_groups:
@@ -178,13 +200,12 @@ def pretrain(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         adam.step()
         step += 1
-        row = {"step": step, **row, "seconds": round(time.monotonic() - started, 1)}
-        with (run / "log.jsonl").open("a") as log:
+        row = {"leg": kept.stem, "step": step, **row, "seconds": round(time.monotonic() - started, 1)}
+        with (run / "log.jsonl").open("a", encoding="utf-8") as log:
             log.write(json.dumps(row) + "\n")
         tick(step, row)
         if step % 50 == 0 or step == recipe.steps:
-            _keep(run, recipe, model, adam, step)
-    return save(model, recipe, run)
+            _keep(kept, recipe, model, adam, step)
 
 
 def save(model: DecoderForCausalLM, recipe: Recipe, run: Path) -> Path:
@@ -215,21 +236,23 @@ def save(model: DecoderForCausalLM, recipe: Recipe, run: Path) -> Path:
 
 
 def _keep(
-    run: Path, recipe: Recipe, model: torch.nn.Module, adam: torch.optim.Optimizer, step: int
+    kept: Path, recipe: Recipe, model: torch.nn.Module, adam: torch.optim.Optimizer, step: int
 ) -> None:
-    partial = run / "state.pt.part"
+    partial = kept.with_suffix(".part")
     state = {"step": step, "model": model.state_dict(), "adam": adam.state_dict()}
     torch.save({**state, "recipe": json.dumps(vars(recipe), sort_keys=True)}, partial)
-    partial.replace(run / "state.pt")
+    partial.replace(kept)
 
 
-def _resume(run: Path, recipe: Recipe, model: torch.nn.Module, adam: torch.optim.Optimizer) -> int:
-    if not (run / "state.pt").exists():
+def _resume(
+    kept: Path, recipe: Recipe, model: torch.nn.Module, adam: torch.optim.Optimizer
+) -> int:
+    if not kept.exists():
         return 0
-    state = torch.load(run / "state.pt", weights_only=True)
+    state = torch.load(kept, weights_only=True)
     if state["recipe"] != json.dumps(vars(recipe), sort_keys=True):
         raise RetrofitError(
-            f"{run}: was started with another recipe; give another --out or delete it"
+            f"{kept.parent}: was started with another recipe; give another --out or delete it"
         )
     model.load_state_dict(state["model"])
     adam.load_state_dict(state["adam"])

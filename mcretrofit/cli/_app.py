@@ -24,7 +24,6 @@ def app() -> typer.Typer:
     made = typer.Typer(
         help="Give a pretrained recurrent language model a memory that grows.",
         epilog="Start with: mcretrofit demo",
-        no_args_is_help=True,
         add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
@@ -50,8 +49,9 @@ def run(arguments: Sequence[str] | None) -> int:
     # transformers would print its own progress and advice between ours
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        status = app()(arguments, prog_name="mcretrofit", standalone_mode=False)
+        status = app()(words or ["--help"], prog_name="mcretrofit", standalone_mode=False)
         sys.stdout.flush()
     except RetrofitError as error:
         return _refuse(str(error), error.status)

@@ -1,0 +1,6 @@
+"""Set before torch is imported: threads that spin while they wait slow small products down."""
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
