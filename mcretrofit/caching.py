@@ -262,8 +262,7 @@ def _read(plan: Plan, bank: Bank, asked: Asked, opened: Opened, closing: Tensor 
     if closing is not None:
         asked, opened = _merged(plan, bank, asked, opened, closing)
     if plan.watch is not None:
-        scores, _ = plan.router.score(asked, bank, None)
-        plan.watch(scores, bank.visible & opened.valid[..., None])
+        plan.watch(_surprise(plan, bank, asked), bank.visible & opened.valid[..., None])
         return asked.online
     reading = Reading(bank.visible, asked.q.shape[2], lambda: _logits(plan, bank, asked, opened))
     weights: Weights = plan.aggregator.weigh(reading, **plan.options)
@@ -290,13 +289,20 @@ def _merged(
 def _logits(plan: Plan, bank: Bank, asked: Asked, opened: Opened) -> tuple[Tensor, Tensor]:
     config, gate = plan.config, plan.gate
     if config.rule == "z":
-        scores, _ = plan.router.score(asked, bank, None)
+        scores = _surprise(plan, bank, asked)
         heat = rules.Z_TEMPERATURE if config.temperature is None else config.temperature
         cached, online = rules.z(scores, gate.mean, gate.std, config.margin, heat)
     else:
         heat = plan.router.TEMPERATURE if config.temperature is None else config.temperature
         cached, online = rules.plain(*plan.router.score(asked, bank, opened), heat)
     return cached, gate.biased(online)
+
+
+def _surprise(plan: Plan, bank: Bank, asked: Asked) -> Tensor:
+    """The scores that the z rule looks at `[B, T, H', N]`."""
+    scores, _ = plan.router.score(asked, bank, None)
+    compared = plan.config.relative and plan.router.POSITIVE
+    return rules.relative(scores, bank.visible) if compared else scores
 
 
 def _pick(stack: Tensor, at: Tensor) -> Tensor:

@@ -55,7 +55,8 @@ class CachingConfig:
     """Everything that decides what a wrapped model computes; kept whole in caching.json.
 
     `segment` is in tokens; `heads` is `slow` (time constant above `tau` tokens) or `all`; `rule` and
-    `margin` make logits of scores (`rules.py`), `temperature` None takes the rule's own.
+    `margin` make logits of scores (`rules.py`), `relative` compares a score with the token's own mean
+    first, `temperature` None takes the rule's own.
     """
 
     variant: str = "ssc"
@@ -67,6 +68,7 @@ class CachingConfig:
     top_k: int = 2
     rule: str = "z"
     margin: float = 1.0
+    relative: bool = True
     temperature: float | None = None
     whiten: bool = False
     gate: bool = False

@@ -94,7 +94,7 @@ def _repeat(prose: list[int], rng: random.Random) -> list[int]:
 
 def _needles(encode: Callable, answer: float, length: int, rng: random.Random):
     room = length // 32
-    count = min(rng.choice((0, 1, 1, 2, 2, 4, 6)), max(1, room // 2))
+    count = min(rng.choice((0, 1, 1, 2, 2, 4, 6)), max(1, length // 40))
     facts = _facts(count, rng)
     inserted = [Piece(encode(" " + recall.needle(*fact)), FIRST) for fact in facts]
     final = []
@@ -105,7 +105,7 @@ def _needles(encode: Callable, answer: float, length: int, rng: random.Random):
 
 def _pairs(encode: Callable, answer: float, length: int, rng: random.Random):
     room = length // 20
-    facts = _facts(min(rng.choice((1, 2, 4, 4, 6, 8, 12)), max(1, room // 2)), rng)
+    facts = _facts(min(rng.choice((1, 2, 4, 4, 6, 8, 12)), max(1, length // 28)), rng)
     inserted = [Piece(encode("\n" + recall.pair_line(*fact) + "\n"), FIRST) for fact in facts]
     final = [Piece(encode("\n"), 1.0)]
     for key, value in _asked(facts, min(8, room), rng):

@@ -127,6 +127,9 @@ class Oracle:
             cached, own = heat * scores[:, -1], heat * own[:, -1]
         else:
             heat = rules.Z_TEMPERATURE if config.temperature is None else config.temperature
-            surprise = (scores[:, -1] - plan.gate.mean[:, None]) / plan.gate.std[:, None]
+            last = scores[:, -1]
+            if config.relative and router.POSITIVE:
+                last = last / last.mean(-1, keepdim=True).clamp_min(rules.TINY)
+            surprise = (last - plan.gate.mean[:, None]) / plan.gate.std[:, None]
             cached, own = heat * (surprise - config.margin), torch.zeros_like(scores[:, -1, :, 0])
         return cached, own if plan.gate.bias is None else own + plan.gate.bias

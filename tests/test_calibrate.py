@@ -186,7 +186,9 @@ def streams_of(model: nn.Module, batch: Tensor) -> list[Streams]:
     return [s.map(lambda x: x[0].double()) for s in heard]
 
 
-def brute_force(model: nn.Module, batch: Tensor, cover: Cover, router: str, segment: int):
+def brute_force(
+    model: nn.Module, batch: Tensor, cover: Cover, router: str, segment: int, relative: bool = False
+):
     """Mean and deviation of every score of a closed segment by a later token, `[H']` each."""
     every: list[list[float]] = [[] for _ in cover.heads]
     for streams in streams_of(model, batch):
@@ -197,23 +199,25 @@ def brute_force(model: nn.Module, batch: Tensor, cover: Cover, router: str, segm
             q, k = (x / x.norm(dim=-1, keepdim=True).clamp_min(1e-12) for x in (q, k))
             match = q @ k.T
             for t in range(len(q)):
-                for n in range(t // segment):
-                    some = match[t, n * segment : (n + 1) * segment]
-                    every[i].append(
-                        float(some.square().sum() if router == "moment" else some.mean())
-                    )
+                cut = [match[t, n * segment : (n + 1) * segment] for n in range(t // segment)]
+                scores = [float(c.square().sum() if router == "moment" else c.mean()) for c in cut]
+                scale = sum(scores) / len(scores) if relative and scores else 1.0
+                every[i] += [score / scale for score in scores]
     scores = torch.tensor(every).double()
     return scores.mean(1), scores.std(1, correction=0)
 
 
+@pytest.mark.parametrize("compared", [False, True], ids=["absolute", "relative"])
 @pytest.mark.parametrize("whiten", [False, True], ids=["raw", "whitened"])
 @pytest.mark.parametrize("router", ["moment", "mean"])
 @pytest.mark.parametrize("family", ["gated_deltanet", "linear_attn"])
-def test_score_statistics_equal_brute_force(family, router, whiten):
-    model, config = made(family), CONFIG.replace(router=router, heads="all", whiten=whiten)
+def test_score_statistics_equal_brute_force(family, router, whiten, compared):
+    model = made(family)
+    config = CONFIG.replace(router=router, heads="all", whiten=whiten, relative=compared)
     cover = only(calibrate(model, IDS, config))
     assert (cover.whiten is not None) == whiten
-    mean, std = brute_force(model, windows(IDS, SEGMENT), cover, router, SEGMENT)
+    relative = router == "moment" and config.relative
+    mean, std = brute_force(model, windows(IDS, SEGMENT), cover, router, SEGMENT, relative)
     torch.testing.assert_close(cover.mean.double(), mean, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(cover.std.double(), std, rtol=1e-3, atol=1e-6)
 
@@ -226,7 +230,9 @@ def test_statistics_of_partial_heads_and_several_windows(monkeypatch):
     found = calibrate(model, IDS[:96], CONFIG)
     cover = only(found)
     assert cover.heads == [1] and cover.mask.sum() == 18
-    mean, std = brute_force(model, torch.tensor(IDS[:96]).view(4, 24), cover, "moment", SEGMENT)
+    mean, std = brute_force(
+        model, torch.tensor(IDS[:96]).view(4, 24), cover, "moment", SEGMENT, relative=True
+    )
     torch.testing.assert_close(cover.mean.double(), mean, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(cover.std.double(), std, rtol=1e-3, atol=1e-6)
     row = found.heads[1]

@@ -42,6 +42,7 @@ HELP = {
     "top_k": "Cached segments that a token reads (ssc).",
     "rule": "From scores to weights: z or plain.",
     "margin": "Standard deviations by which a score has to surprise (rule z).",
+    "relative": "Compare a score with the token's own mean over segments first (rule z).",
     "temperature": "Of the softmax over scores; the rule's own by default.",
     "whiten": "Whiten keys before they are scored.",
     "gate": "Add trainable gates.",

@@ -7,7 +7,8 @@ A router is a module with
 - `score(asked, bank, opened) -> (cached [B, T, H, N], online [B, T, H] or None)`: the open segment's
   score, up to and including each token, only where `opened` is given;
 - `UNIT`: keys and queries are made unit vectors first; `USES_QUERY`: whether an untrained gate asks
-  with the read query; `TEMPERATURE`: that of the plain rule (`rules.py`).
+  with the read query; `POSITIVE`: scores are never negative and can be
+  compared with their mean; `TEMPERATURE`: that of the plain rule (`rules.py`).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from torch import Tensor
 from mcretrofit.routers import Asked, Opened
 from mcretrofit.segments import Bank
 
-UNIT, USES_QUERY, TEMPERATURE = False, True, 5.0
+UNIT, USES_QUERY, POSITIVE, TEMPERATURE = False, True, True, 5.0
 
 
 def width(keys: int) -> int:

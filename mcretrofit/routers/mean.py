@@ -8,7 +8,7 @@ from torch import Tensor
 from mcretrofit.routers import Asked, Opened
 from mcretrofit.segments import Bank
 
-UNIT, USES_QUERY, TEMPERATURE = True, True, 1.0
+UNIT, USES_QUERY, POSITIVE, TEMPERATURE = True, True, False, 1.0
 
 
 def width(keys: int) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor
 from mcretrofit.routers import Asked, Opened
 from mcretrofit.segments import Bank
 
-UNIT, USES_QUERY, TEMPERATURE = True, True, 10.0
+UNIT, USES_QUERY, POSITIVE, TEMPERATURE = True, True, True, 10.0
 BLOCK = 16
 TOKENS = 1024  # packed queries that exist at a time
 

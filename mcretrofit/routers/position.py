@@ -11,7 +11,7 @@ from torch import Tensor
 from mcretrofit.routers import Asked, Opened
 from mcretrofit.segments import Bank
 
-UNIT, USES_QUERY, TEMPERATURE = False, False, 1.0
+UNIT, USES_QUERY, POSITIVE, TEMPERATURE = False, False, False, 1.0
 HAIR = 1e-5
 
 
