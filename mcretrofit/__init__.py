@@ -1,6 +1,6 @@
 """Give a pretrained recurrent language model a memory that grows (Memory Caching, arXiv 2602.24281).
 
-    from mcretrofit import CachingConfig, load, retrofitted
+from mcretrofit import CachingConfig, load, retrofitted
 """
 
 from __future__ import annotations

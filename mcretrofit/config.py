@@ -67,7 +67,7 @@ class CachingConfig:
     tau: float = 150.0
     top_k: int = 2
     rule: str = "z"
-    margin: float = 1.0
+    margin: float = 2.0
     relative: bool = True
     temperature: float | None = None
     whiten: bool = False

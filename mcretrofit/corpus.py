@@ -57,6 +57,31 @@ def corpus(texts: list[str], encode: Callable[[str], list[int]]) -> Corpus:
     return Corpus(tuple(streams), tuple(ends), encode)
 
 
+def train_tokenizer(texts: list[str], vocab_size: int, seed: int):
+    """A byte-level BPE whose digits stand alone, over the texts and the probes' sentences."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    rng = random.Random(seed)
+    keys = [recall.compact_keys(rng, 1)[0] for _ in range(100_000)]
+    said = "".join(f" {recall.needle(k, '0')}\n{recall.pair_line(k, '0')}\n" for k in keys)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([*texts, said], trainer)
+    return tokenizer
+
+
 def sequence(corpus: Corpus, kind: str, length: int, answer: float, rng: random.Random):
     """One training sequence of a kind: `needles`, `pairs`, `copy` or `prose`."""
     inserted, final = KINDS[kind](corpus.encode, answer, length, rng)

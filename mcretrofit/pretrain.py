@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mcretrofit.config import from_mapping
-from mcretrofit.corpus import KINDS, Corpus, corpus, read_text, sequence
+from mcretrofit.corpus import KINDS, Corpus, corpus, read_text, sequence, train_tokenizer
 from mcretrofit.decoder import DecoderConfig, DecoderForCausalLM
 from mcretrofit.errors import RetrofitError
 
@@ -83,33 +83,6 @@ def read_recipe(path: Path, **given: object) -> Recipe:
         ) from error
     given = {name: value for name, value in given.items() if value is not None}
     return from_mapping(Recipe, {**(read or {}), **given}, str(path))
-
-
-def train_tokenizer(texts: list[str], vocab_size: int, seed: int):
-    """A byte-level BPE whose digits stand alone, over the texts and the probes' sentences."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    from mcretrofit.tasks import _recall as recall
-
-    rng = random.Random(seed)
-    keys = [recall.compact_keys(rng, 1)[0] for _ in range(100_000)]
-    said = "".join(f" {recall.needle(k, '0')}\n{recall.pair_line(k, '0')}\n" for k in keys)
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=["<|endoftext|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([*texts, said], trainer)
-    return tokenizer
 
 
 def batch(data: Corpus, recipe: Recipe, step: int) -> tuple[Tensor, Tensor]:
@@ -200,7 +173,12 @@ def _train(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         adam.step()
         step += 1
-        row = {"leg": kept.stem, "step": step, **row, "seconds": round(time.monotonic() - started, 1)}
+        row = {
+            "leg": kept.stem,
+            "step": step,
+            **row,
+            "seconds": round(time.monotonic() - started, 1),
+        }
         with (run / "log.jsonl").open("a", encoding="utf-8") as log:
             log.write(json.dumps(row) + "\n")
         tick(step, row)
@@ -244,9 +222,7 @@ def _keep(
     partial.replace(kept)
 
 
-def _resume(
-    kept: Path, recipe: Recipe, model: torch.nn.Module, adam: torch.optim.Optimizer
-) -> int:
+def _resume(kept: Path, recipe: Recipe, model: torch.nn.Module, adam: torch.optim.Optimizer) -> int:
     if not kept.exists():
         return 0
     state = torch.load(kept, weights_only=True)

@@ -6,6 +6,8 @@ for the online read, with mean and std from calibration text: unsurprised tokens
 The scores are first taken relative to the token's own mean over segments (`relative`): what a token
 scores with everything depends on the token (8 +- 4 on a head where a match adds .5), and on a Gated
 DeltaNet whose keys share one direction the raw rule at margin 1 cost 1.4 % of prose, the relative .04 %.
+Of many segments the best one always stands out a little: at margin 1 that model lost 6 points of its
+four-pair recall at eight times its training length, at margin 2 none beyond the interval.
 """
 
 from __future__ import annotations

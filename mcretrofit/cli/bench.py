@@ -43,7 +43,9 @@ def command(
     for row in bench(Shape(family, layers, width), length, segment, repeats, _tell):
         rows.append(row)
         if json:
-            render.json_row({"family": family, "length": length, "segment": segment, **row._asdict()})
+            render.json_row(
+                {"family": family, "length": length, "segment": segment, **row._asdict()}
+            )
     if not json:
         title = f"{family}, {layers} layers of width {width}, segment {segment}, {length} tokens"
         columns = ("", "one pass", "ratio", "one step", "ratio", "cached")
