@@ -8,7 +8,7 @@ is their read of the open segment and o, c_i are an aggregator's weights. Pure b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from types import ModuleType
 from typing import NamedTuple
 
@@ -40,6 +40,8 @@ class Plan:
         self.logarithmic = config.preset.segmentation == "logarithmic"
         # calibration looks at the scores and at what is visible through this
         self.watch: Callable[[Tensor, Tensor], None] | None = None
+        # controls weigh segments in their own way through this: (weigh, reading, bank, opened)
+        self.reroute: Callable[..., Weights] | None = None
         if self.logarithmic and config.init == "reset" and not memory.MERGES:
             kind = memory.__name__.rsplit(".", 1)[1]
             raise RetrofitError(
@@ -165,6 +167,9 @@ def _mix(
     if cache.open_summary is not None:
         before = torch.cat([cache.open_summary[:, None], before[:, 1:]], 1)
     summaries = fresh + before
+    places = None
+    if plan.reroute is not None:
+        places = (cache.counts * plan.config.segment + cache.phase)[:, None] + tokens.cumsum(1) - 1
     decay = _decay(own, cache, laid)
     written = _own(plan, scanned.ends, cache, decay, laid)
     index = cache.counts[:, None] + torch.arange(count, device=tokens.device)
@@ -182,6 +187,8 @@ def _mix(
             continue
         segment = slice(start // size, -(-stop // size))
         opened = Opened(keys[:, cut], tokens[:, cut], before[:, segment], min(size, stop - start))
+        if places is not None:
+            opened = opened._replace(places=places[:, cut])
         parts.append(_read(plan, bank, Asked(asks[:, cut], own.q[:, cut], online), opened, closing))
     return torch.cat(parts, 1)
 
@@ -265,7 +272,8 @@ def _read(plan: Plan, bank: Bank, asked: Asked, opened: Opened, closing: Tensor 
         plan.watch(_surprise(plan, bank, asked), bank.visible & opened.valid[..., None])
         return asked.online
     reading = Reading(bank.visible, asked.q.shape[2], lambda: _logits(plan, bank, asked, opened))
-    weights: Weights = plan.aggregator.weigh(reading, **plan.options)
+    weigh = partial(plan.aggregator.weigh, **plan.options)
+    weights = weigh(reading) if plan.reroute is None else plan.reroute(weigh, reading, bank, opened)
     read = cached_read(bank.states, asked.q, weights.cached, weights.indices)
     return weights.online[..., None] * asked.online + read
 
@@ -283,7 +291,7 @@ def _merged(
         asked = asked._replace(online=torch.where(here, merged, asked.online))
     before = torch.where(here, bank.summaries[rows, newest][:, None], opened.before)
     keys = opened.keys.masked_fill(here, 0)
-    return asked, Opened(keys, opened.valid & ~closing[:, None], before, 1)
+    return asked, Opened(keys, opened.valid & ~closing[:, None], before, 1, opened.places)
 
 
 def _logits(plan: Plan, bank: Bank, asked: Asked, opened: Opened) -> tuple[Tensor, Tensor]:
@@ -291,7 +299,7 @@ def _logits(plan: Plan, bank: Bank, asked: Asked, opened: Opened) -> tuple[Tenso
     if config.rule == "z":
         scores = _surprise(plan, bank, asked)
         heat = rules.Z_TEMPERATURE if config.temperature is None else config.temperature
-        cached, online = rules.z(scores, gate.mean, gate.std, config.margin, heat)
+        cached, online = rules.z(scores, gate.mean, gate.std, config.margin, heat, config.shared)
     else:
         heat = plan.router.TEMPERATURE if config.temperature is None else config.temperature
         cached, online = rules.plain(*plan.router.score(asked, bank, opened), heat)

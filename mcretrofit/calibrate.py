@@ -16,7 +16,8 @@ from mcretrofit.config import CachingConfig
 from mcretrofit.errors import RetrofitError
 from mcretrofit.gates import Gate
 from mcretrofit.memories import Streams
-from mcretrofit.retrofit import Cover, listening, plans, retrofit_, revert_
+from mcretrofit.retrofit import Cover, listening
+from mcretrofit.surprise import with_scores
 
 TOKENS = 4096  # read in all, in windows of at least four segments
 RIDGE = 1e-2  # of the mean key energy, added before whitening
@@ -71,14 +72,14 @@ class _Heard:
         taus = 1 / (self.decay / self.count).clamp_max(0).abs()
         return taus[:, None].expand(-1, keys) if taus.dim() == 1 else taus
 
-    def whitening(self) -> Tensor:
-        """`(E[k k^T] + ridge)^-1/2` of every head `[H, K, K]`."""
-        second = self.moment / self.count
+    def whitening(self, heads: list[int], mask: Tensor) -> Tensor:
+        """`(E[k k^T] + ridge)^-1/2` of some heads `[H', K, K]` among their cached channels."""
+        second = self.moment[heads] / self.count * mask[:, None] * mask[..., None]
         ridge = RIDGE * second.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
         values, vectors = torch.linalg.eigh(second + ridge * torch.eye(second.shape[-1]))
-        return (
-            vectors @ torch.diag_embed(values.clamp_min(1e-12).rsqrt()) @ vectors.transpose(-1, -2)
-        )
+        root = values.clamp_min(1e-12).rsqrt()
+        inverse = vectors @ torch.diag_embed(root) @ vectors.transpose(-1, -2)
+        return inverse * mask[:, None] * mask[..., None]
 
 
 def shipped_text(name: str = "calibration") -> str:
@@ -149,46 +150,11 @@ def calibrate(model: nn.Module, ids: list[int], config: CachingConfig) -> Calibr
     covers, reasons = {}, {}
     for name, one in heard.items():
         chosen, mask, reasons[name] = choose(config, one.taus())
-        whiten = one.whitening()[chosen] if config.whiten and chosen else None
+        whiten = one.whitening(chosen, mask) if config.whiten and chosen else None
         covers[name] = Cover(chosen, one.shape[0], mask, whiten=whiten)
     if config.routed:
-        covers = _with_scores(model, config, covers, batch)
+        covers = with_scores(model, config, covers, batch)
     return Calibration(covers, _table(heard, covers, reasons))
-
-
-def _with_scores(
-    model: nn.Module, config: CachingConfig, covers: dict[str, Cover], batch: Tensor
-) -> dict[str, Cover]:
-    """Mean and standard deviation of each cached head's scores, the model reading as without MC."""
-    plain = config.replace(variant="grm", init="carry_delta", gate=False)
-    sums: dict[str, list[Tensor]] = {}
-    retrofit_(model, plain, covers)
-    try:
-        for name, plan in plans(model).items():
-            plan.watch = _adding(sums, name)
-        with torch.no_grad():
-            for row in batch:
-                model(input_ids=row[None].to(model.device), use_cache=False, logits_to_keep=1)
-    finally:
-        revert_(model)
-    return {n: _scored(c, sums[n]) if n in sums else c for n, c in covers.items()}
-
-
-def _adding(sums: dict[str, list[Tensor]], name: str):
-    def add(scores: Tensor, visible: Tensor) -> None:
-        seen = visible[:, :, None].double()
-        wide = scores.double() * seen
-        parts = [seen.sum(), wide.sum((0, 1, 3)), (wide * scores).sum((0, 1, 3))]
-        sums[name] = [a + b for a, b in zip(sums.get(name, [0, 0, 0]), parts, strict=True)]
-
-    return add
-
-
-def _scored(cover: Cover, sums: list[Tensor]) -> Cover:
-    count, total, squares = sums
-    mean = total / count
-    std = (squares / count - mean.square()).clamp_min(0).sqrt()
-    return cover._replace(mean=mean.float().cpu(), std=std.float().cpu())
 
 
 def _table(

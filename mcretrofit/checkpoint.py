@@ -80,6 +80,13 @@ class Checkpoint:
             return sums[0].split()[0]
         return hashlib.sha256("".join(sums).encode()).hexdigest()
 
+    def content(self) -> str:
+        """What tells these weights from all others: a hub snapshot's commit pins them, so their
+        names do; else `sha256`, which reads every file."""
+        if self.revision is not None:
+            return hashlib.sha256(f"{self.fingerprint()}@{self.revision}".encode()).hexdigest()
+        return self.sha256()
+
     def check_finite(self, name: str, tensor: torch.Tensor) -> None:
         """Raise RetrofitError, naming tensor and file, if a value is NaN or infinite."""
         if not tensor.is_floating_point():

@@ -1,19 +1,26 @@
-"""Base against retrofit on the same samples: one row for each task and length."""
+"""Base against retrofit on the same samples: one row for each task, length and depth."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any, get_type_hints
 
 from mcretrofit import registry
+from mcretrofit.controls import NAMES, outcomes
 from mcretrofit.errors import UsageError, unknown
-from mcretrofit.evaluate import Outcome, interval, metric, run, task_samples, verdict
+from mcretrofit.evaluate import Outcome, metric, run, task_samples
 from mcretrofit.model import Loaded
 from mcretrofit.retrofit import paused
-from mcretrofit.tasks import ALIASES, Sample
+from mcretrofit.rows import Cell, Probe, recommendation, row
+from mcretrofit.settings import checked
+from mcretrofit.tasks import ALIASES
+from mcretrofit.tokenizer import Tokenizer
+
+__all__ = ["Cell", "Probe", "Request", "cells", "compare", "probes", "recommendation", "row"]
 
 COUNTS = {"accuracy": 32, "bits_per_byte": 8}  # samples unless said
 SMALL = 8192  # vocabularies below it get the compact dialect
@@ -25,26 +32,14 @@ class Request:
 
     tasks: tuple[str, ...]
     lengths: tuple[str, ...] = ()  # tokens (`512`, `4k`) or times the trained length (`2x`)
-    samples: int | None = None
+    samples: int | Mapping[str, int] | None = None  # of every task, or by task
     seed: int = 42
-    depth: float | None = None
+    depths: tuple[float, ...] = ()  # percent, one cell each; none: every sample draws its own
     template: str | None = None
     haystack: str | None = None
     pairs: int | None = None
-
-
-class Cell(NamedTuple):
-    """The samples of one task at one length."""
-
-    task: str
-    length: int
-    depth: float | None
-    pairs: int | None
-    samples: list[Sample]
-
-    @property
-    def tokens(self) -> int:
-        return sum(sample.tokens for sample in self.samples)
+    data: str | None = None  # a file of the user's
+    options: tuple[tuple[str, Any], ...] = ()  # of the tasks' own
 
 
 def lengths(words: Iterable[str], trained: int | None) -> list[int]:
@@ -77,35 +72,72 @@ def check(request: Request) -> list[str]:
     tasks = [_task(name) for name in request.tasks]
     if request.pairs is not None and not any(_takes(task, "pairs") for task in tasks):
         raise UsageError(f"--pairs: {', '.join(tasks)} has no use for it (mqar has)")
-    if request.samples is not None and request.samples < 1:
-        raise UsageError(f"--samples {request.samples}: has to be at least 1")
+    if request.depths and not any(map(_placed, tasks)):
+        raise UsageError(f"--depth: {tasks[0]} has no single needle to place; leave the depth out")
+    _check_options(request, tasks)
+    for task in tasks:
+        if _count(request, task) < 1:
+            raise UsageError(f"--samples {_count(request, task)}: has to be at least 1")
     lengths(request.lengths, 1)
     return tasks
 
 
+def _check_options(request: Request, tasks: list[str]) -> None:
+    reading = [task for task in tasks if _takes(task, "data")]
+    if request.data is None and reading:
+        raise UsageError(f"{reading[0]} reads a file of yours: give --data FILE")
+    if request.data is not None and not reading:
+        raise UsageError(f"--data: {', '.join(tasks)} reads no file (squad and longbench do)")
+    own = sorted({name for task in tasks for name in _options(task)})
+    for name, value in request.options:
+        if name not in own:
+            raise unknown(f"--option of {', '.join(tasks)}:", name, own)
+        for task in tasks:
+            if name in _options(task):
+                hint = get_type_hints(registry.load("tasks", task).samples)[name]
+                checked(value, hint, f"--option {name}")
+
+
 def cells(loaded: Loaded, request: Request) -> list[Cell]:
     """Every cell with its samples, so that a request that cannot be met ends before any work."""
-    tasks = check(request)
+    vocabulary = loaded.model.config.get_text_config().vocab_size
     tokenizer = loaded.tokenizer()
-    small = loaded.model.config.get_text_config().vocab_size < SMALL
+    return [draw(one, tokenizer) for one in probes(request, vocabulary, loaded.trained_length)]
+
+
+def probes(request: Request, vocabulary: int, trained: int | None) -> list[Probe]:
+    """The coordinates of every cell of a request, for a model of that vocabulary."""
     made = []
-    for task in tasks:
+    for task in check(request):
         pairs = _default(task, "pairs") if request.pairs is None else request.pairs
-        pairs = pairs if _takes(task, "pairs") else None
-        for length in lengths(request.lengths, loaded.trained_length):
-            some = task_samples(
-                task,
-                length=length,
-                depth=request.depth,
-                count=COUNTS[metric(task)] if request.samples is None else request.samples,
-                seed=request.seed,
-                tokenizer=tokenizer,
-                template=request.template or ("compact" if small else "ruler"),
-                haystack=request.haystack,
-                pairs=pairs,
-            )
-            made.append(Cell(task, length, request.depth, pairs, some))
+        fixed = {
+            "count": _count(request, task),
+            "seed": request.seed,
+            "template": request.template or ("compact" if vocabulary < SMALL else "ruler"),
+            "haystack": request.haystack,
+            "pairs": pairs if _takes(task, "pairs") else None,
+        }
+        fixed["data"] = request.data if _takes(task, "data") else None
+        fixed["options"] = tuple(pair for pair in request.options if pair[0] in _options(task))
+        depths = request.depths if _placed(task) else ()
+        for length in lengths(request.lengths, trained):
+            made += [Probe(task, length, depth, **fixed) for depth in depths or (None,)]
     return made
+
+
+def _count(request: Request, task: str) -> int:
+    given = request.samples
+    if isinstance(given, Mapping):
+        given = {_task(name): count for name, count in given.items()}.get(task)
+    return COUNTS.get(metric(task), COUNTS["accuracy"]) if given is None else given
+
+
+def draw(probe: Probe, tokenizer: Tokenizer) -> Cell:
+    """A cell with its samples."""
+    fields = probe._asdict()
+    options = dict(fields.pop("options"))
+    some = task_samples(**fields, **options, tokenizer=tokenizer)
+    return Cell(probe.task, probe.length, probe.depth, probe.pairs, some, probe)
 
 
 def _task(name: str) -> str:
@@ -119,6 +151,18 @@ def _takes(task: str, option: str) -> bool:
     return option in signature(registry.load("tasks", task).samples).parameters
 
 
+def _options(task: str) -> list[str]:
+    """Names of what a task takes beyond what every task does."""
+    common = set(signature(registry.load("tasks", "passkey").samples).parameters)
+    own = signature(registry.load("tasks", task).samples).parameters
+    return [name for name in own if name not in {*common, "pairs", "data"}]
+
+
+def _placed(task: str) -> bool:
+    """Whether a task has one needle to place: those without refuse a depth."""
+    return not {"no_depth", "retrieve"} & vars(registry.load("tasks", task)).keys()
+
+
 def _default(task: str, option: str) -> Any:
     parameters = signature(registry.load("tasks", task).samples).parameters
     return parameters[option].default if option in parameters else None
@@ -129,76 +173,55 @@ def compare(
     todo: Iterable[Cell],
     *,
     base_only: bool = False,
+    controls: bool = False,
+    command: str = "",
     tick: Callable[[int], None] = lambda _: None,
 ) -> Iterator[dict[str, Any]]:
     """One row a cell as soon as it is done; `tick(tokens)` is told of every batch that was read."""
     tokenizer = loaded.tokenizer()
+    said = {"command": command, "model_hash": loaded.checkpoint.content()}
     for cell in todo:
-        mean = cell.tokens / len(cell.samples)
-
-        def finished(count: int, mean: float = mean) -> None:
-            tick(round(count * mean))
-
+        started, finished = now(), counter(cell, tick)
         with paused(loaded.model) as model:
             base = run(model, tokenizer, cell.task, cell.samples, finished)
-        done = base
-        if loaded.wrapped and not base_only:
-            done = run(loaded.model, tokenizer, cell.task, cell.samples, finished)
-        yield row(loaded, cell, base, done, base_only)
+        more = {**said, "started": started}
+        if base_only or not loaded.wrapped:
+            found = dict.fromkeys(NAMES) if controls and not base_only else None
+            yield row(loaded, cell, base, base, base_only, found, **more)
+            continue
+        done = run(loaded.model, tokenizer, cell.task, cell.samples, finished)
+        found = controlled_by(loaded, tokenizer, cell, done, finished) if controls else None
+        yield row(loaded, cell, base, done, False, found, **more)
 
 
-def passes(loaded: Loaded, base_only: bool) -> int:
-    """How often every sample is read."""
-    return 1 + (bool(loaded.wrapped) and not base_only)
+def controlled_by(
+    loaded: Loaded,
+    tokenizer: Tokenizer,
+    cell: Cell,
+    done: Outcome,
+    tick: Callable[[int], None],
+    known: dict[str, Outcome] | None = None,
+) -> dict[str, Outcome | None]:
+    """The controls of a wrapped model on a cell; all None where no head is cached."""
+    if not loaded.wrapped:
+        return dict.fromkeys(NAMES)
+    what = (loaded.model, tokenizer, loaded.config, cell.task, cell.samples)
+    return outcomes(*what, done, tick, known)
 
 
-def row(
-    loaded: Loaded, cell: Cell, base: Outcome, done: Outcome, base_only: bool = False
-) -> dict[str, Any]:
-    """A result with its coordinates; the interval is that of the paired difference, 95 %."""
-    kind, config = metric(cell.task), None if base_only else loaded.config
-    low, high = interval([d - b for d, b in zip(done.scores, base.scores, strict=True)])
-    known = math.isfinite(low)
-    return {
-        "model": loaded.name,
-        "variant": "base" if config is None else config.variant,
-        "segment": None if config is None else config.segment,
-        "router": None if config is None else config.router,
-        "init": None if config is None else config.init,
-        "task": cell.task,
-        "metric": kind,
-        "length": cell.length,
-        "score": done.mean,
-        "base_score": base.mean,
-        "low": low if known else None,
-        "high": high if known else None,
-        "verdict": "base" if config is None else verdict(base, done, kind),
-        "n": len(cell.samples),
-        "seed": cell.samples[0].seed,
-        "cache_bytes": done.cache_bytes,
-        "seconds": round(done.seconds, 3),
-        "base_seconds": round(base.seconds, 3),
-        "dialect": cell.samples[0].dialect,
-        "depth": cell.depth,
-        "pairs": cell.pairs,
-    }
+def counter(cell: Cell, tick: Callable[[int], None]) -> Callable[[int], None]:
+    """A count of samples passed on as tokens."""
+    mean = cell.tokens / len(cell.samples)
+    return lambda count: tick(round(count * mean))
 
 
-def recommendation(rows: list[Mapping[str, Any]]) -> str | None:
-    """One line: `helps`, or `keep the base` with its reason; None where nothing was compared."""
-    rows = [r for r in rows if r["verdict"] != "base"]
-    if not rows:
-        return None
-    hurt = [_where(r) for r in rows if r["verdict"] == "hurts"]
-    recall = [r for r in rows if r["metric"] == "accuracy"]
-    risen = [_where(r) for r in recall if r["verdict"] == "helps"]
-    if hurt:
-        return f"keep the base: caching hurts {', '.join(hurt)}"
-    if not risen:
-        return f"keep the base: recall {'does not rise' if recall else 'was not measured'}"
-    text = "" if len(recall) < len(rows) else "; text was not measured (--task perplexity)"
-    return f"helps: recall rises ({', '.join(risen)}), nothing is hurt{text}"
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def _where(row: Mapping[str, Any]) -> str:
-    return f"{row['task']} at {row['length']}"
+def passes(loaded: Loaded, base_only: bool, controls: bool = False) -> int:
+    """How often every sample is read, at most."""
+    if base_only or not loaded.wrapped:
+        return 1
+    return 2 + controls * len(NAMES)

@@ -56,7 +56,7 @@ class CachingConfig:
 
     `segment` is in tokens; `heads` is `slow` (time constant above `tau` tokens) or `all`; `rule` and
     `margin` make logits of scores (`rules.py`), `relative` compares a score with the token's own mean
-    first, `temperature` None takes the rule's own.
+    first, `shared` routes all cached heads of a layer alike, `temperature` None takes the rule's own.
     """
 
     variant: str = "ssc"
@@ -69,8 +69,9 @@ class CachingConfig:
     rule: str = "z"
     margin: float = 2.0
     relative: bool = True
+    shared: bool = True
     temperature: float | None = None
-    whiten: bool = False
+    whiten: bool = True
     gate: bool = False
 
     def __post_init__(self) -> None:

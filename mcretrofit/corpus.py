@@ -123,7 +123,7 @@ def _needles(encode: Callable, answer: float, length: int, rng: random.Random):
     facts = _facts(count, rng)
     inserted = [Piece(encode(" " + recall.needle(*fact)), FIRST) for fact in facts]
     final = []
-    for key, value in _asked(facts, min(6, room), rng):
+    for key, value in _asked(facts, min(12, room), rng):
         final += _answered(encode, " " + recall.stem(key), value, answer, ".")
     return inserted, final
 
@@ -133,7 +133,7 @@ def _pairs(encode: Callable, answer: float, length: int, rng: random.Random):
     facts = _facts(min(rng.choice((1, 2, 4, 4, 6, 8, 12)), max(1, length // 28)), rng)
     inserted = [Piece(encode("\n" + recall.pair_line(*fact) + "\n"), FIRST) for fact in facts]
     final = [Piece(encode("\n"), 1.0)]
-    for key, value in _asked(facts, min(8, room), rng):
+    for key, value in _asked(facts, min(24, room), rng):
         final += _answered(encode, recall.pair_stem(key), value, answer, "\n")
     return inserted, final
 

@@ -5,7 +5,6 @@ Prompts are read in pieces with the growing cache, so that logits of a long prom
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mcretrofit.errors import RetrofitError
+from mcretrofit.positions import by_position, trained_length
 from mcretrofit.registry import load
 from mcretrofit.segments import SegmentCache
 from mcretrofit.tasks import ALIASES, Sample
@@ -25,11 +25,15 @@ BATCH = 16384  # tokens of all rows of a batch
 
 
 class Outcome(NamedTuple):
-    """One cell: a score a sample, the bytes of cached segments after the longest prompt, seconds."""
+    """One cell: a score a sample, the bytes of cached segments after the longest prompt, seconds.
+
+    `windows` are (start, end, bits per byte) by position, of text alone.
+    """
 
     scores: list[float]
     cache_bytes: int
     seconds: float
+    windows: tuple[tuple[int, int, float], ...] = ()
 
     @property
     def mean(self) -> float:
@@ -53,17 +57,31 @@ def run(
     task: str,
     samples: list[Sample],
     tick: Callable[[int], None] = lambda _: None,
+    begin: Callable[[list[Sample]], None] = lambda _: None,
 ) -> Outcome:
-    """Score every sample; `tick(n)` is told of finished ones."""
+    """Score every sample; `begin` is told of a batch before it is read, `tick(n)` of n read ones."""
     module = load("tasks", ALIASES.get(task, task))
-    way = _windows if samples[0].ids else _forced if samples[0].pieces else _completed
-    scores, held, started = [], 0, time.monotonic()
-    for some in _batches(samples):
-        done, cache = way(model, tokenizer, module, some)
-        scores += done
+    way = _way(samples[0])
+    scores, held, started = [0.0] * len(samples), 0, time.monotonic()
+    spent: list[Tensor] = []
+    # rows of one length need no padding
+    order = sorted(range(len(samples)), key=lambda i: samples[i].tokens)
+    for some in _batches([samples[i] for i in order]):
+        begin(some)
+        done, cache, *losses = way(model, tokenizer, module, some)
+        for score in done:
+            scores[order.pop(0)] = score
+        spent += losses
         held = max(held, segment_bytes(cache) // len(some))
         tick(len(some))
-    return Outcome(scores, held, time.monotonic() - started)
+    seconds = time.monotonic() - started
+    return Outcome(scores, held, seconds, by_position(spent, samples, trained_length(model)))
+
+
+def _way(sample: Sample) -> Callable:
+    if sample.labels:
+        return _labelled
+    return _windows if sample.ids else _forced if sample.pieces else _completed
 
 
 def segment_bytes(cache: Any) -> int:
@@ -75,27 +93,6 @@ def segment_bytes(cache: Any) -> int:
         else [getattr(layer, "segments", None) for layer in getattr(cache, "layers", [])]
     )
     return sum(s.nbytes() for s in holders if isinstance(s, SegmentCache))
-
-
-def interval(differences: list[float]) -> tuple[float, float]:
-    """95 % interval of the mean of paired differences (normal approximation)."""
-    count = len(differences)
-    mean = sum(differences) / count
-    if count == 1:
-        return -math.inf, math.inf
-    spread = math.sqrt(sum((d - mean) ** 2 for d in differences) / (count - 1) / count)
-    return mean - 1.96 * spread, mean + 1.96 * spread
-
-
-def verdict(base: Outcome, caching: Outcome, kind: str) -> str:
-    """`helps`, `no effect` or `hurts`, by the paired interval (bits per byte: also by .5 %)."""
-    sign = -1.0 if kind == "bits_per_byte" else 1.0
-    low, high = interval([sign * (c - b) for b, c in zip(base.scores, caching.scores, strict=True)])
-    slack = 0.005 * base.mean if kind == "bits_per_byte" else 0.0
-    gain = sign * (caching.mean - base.mean)
-    if low > 0 and gain > slack:
-        return "helps"
-    return "hurts" if high < 0 and -gain > slack else "no effect"
 
 
 def read_pieces(
@@ -144,18 +141,49 @@ def _completed(model: nn.Module, tokenizer: Tokenizer, module: Any, some: list[S
     ids, mask = _left_padded(prompts, model.device)
     *_, (_, logits, cache) = read_pieces(model, ids, mask, keep=1)
     said: list[list[int]] = [[] for _ in some]
-    scores = [0.0] * len(some)
+    scores, whole = [0.0] * len(some), getattr(module, "WHOLE", False)
     for _ in range(max(s.max_new_tokens for s in some)):
         token = logits[:, -1].argmax(-1, keepdim=True)
         for row, one in zip(said, token[:, 0].tolist(), strict=True):
             row.append(one)
-        scores = [module.score(s, tokenizer.decode(r)) for s, r in zip(some, said, strict=True)]
+        if whole and all(tokenizer.eos_id in row for row in said):
+            break
+        if not whole:
+            scores = _scores(module, tokenizer, some, said)
         if min(scores) == 1.0:
             break
         mask = None if mask is None else F.pad(mask, (0, 1), value=1)
         out = model(input_ids=token, attention_mask=mask, use_cache=True, **_as_cache(model, cache))
         logits = out.logits
-    return scores, cache
+    return _scores(module, tokenizer, some, said) if whole else scores, cache
+
+
+def _scores(
+    module: Any, tokenizer: Tokenizer, some: list[Sample], said: list[list[int]]
+) -> list[float]:
+    """The score of each completion up to its own limit or the end of text."""
+    scores = []
+    for sample, ids in zip(some, said, strict=True):
+        ids = ids[: sample.max_new_tokens]
+        ended = ids.index(tokenizer.eos_id) if tokenizer.eos_id in ids else len(ids)
+        scores.append(module.score(sample, tokenizer.decode(ids[:ended])))
+    return scores
+
+
+@torch.no_grad()
+def _labelled(model: nn.Module, tokenizer: Tokenizer, module: Any, some: list[Sample]):
+    """Share of the labels that are the likeliest next id at their place."""
+    ids, labels = (
+        torch.tensor(rows, device=model.device)
+        for rows in ([s.ids for s in some], [s.labels for s in some])
+    )
+    right, cache = [], None
+    for start, logits, kept in read_pieces(model, ids, None):
+        right.append(logits.argmax(-1) == labels[:, start : start + logits.shape[1]])
+        cache = kept
+    asked = labels >= 0
+    hits = (torch.cat(right, 1) & asked).sum(1) / asked.sum(1)
+    return hits.tolist(), cache
 
 
 @torch.no_grad()
@@ -190,13 +218,15 @@ def _forced(model: nn.Module, tokenizer: Tokenizer, module: Any, some: list[Samp
 def _windows(model: nn.Module, tokenizer: Tokenizer, module: Any, some: list[Sample]):
     """Bits per byte of windows of text."""
     ids = torch.tensor([s.ids for s in some], device=model.device)
-    nats, cache = torch.zeros(len(some), dtype=torch.float64), None
+    pieces, cache = [], None
     for start, logits, kept in read_pieces(model, ids, None):
         target = ids[:, start + 1 : start + 1 + logits.shape[1]]
         wide = logits[:, : target.shape[1]].float()
         losses = F.cross_entropy(wide.flatten(0, 1), target.flatten(), reduction="none")
-        nats += losses.view_as(target).double().sum(1).cpu()
+        pieces.append(losses.view_as(target).double().cpu())
         cache = kept
+    spent = torch.cat(pieces, 1)
+    nats = spent.sum(1)
     if not bool(nats.isfinite().all()):
         raise RetrofitError("the model gives non-finite losses on this text")
-    return [module.score(s, n) for s, n in zip(some, nats.tolist(), strict=True)], cache
+    return [module.score(s, n) for s, n in zip(some, nats.tolist(), strict=True)], cache, spent

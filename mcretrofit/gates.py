@@ -2,6 +2,10 @@
 
 Its parameters are the only ones that a retrofit adds (`*.mc.*`); they start as the identity:
 `u_t = q_t + x_t W_u` with `W_u = 0`, and an online bias of zero (arXiv 2602.24281, eq 10; MATH 9).
+
+Whitening turns the question alone: with `E[k k^T] = S` of unit keys it asks `S^-1/2 q~`, where `q~` is
+`S^-1/2 q` of length one. Then every question scores the same on an ordinary segment, whatever
+direction the keys share, and a key that is rare counts for more than one that every segment holds.
 """
 
 from __future__ import annotations
@@ -30,19 +34,24 @@ class Gate(nn.Module):
         return x * self.mask.to(x.dtype)
 
     def unit(self, x: Tensor) -> Tensor:
-        """Masked, whitened where asked for, and of length one."""
-        x = self.masked(x)
-        if self.whiten is not None:
-            x = torch.einsum("...hk,hkl->...hl", x, self.whiten.to(x.dtype))
-        return F.normalize(x, dim=-1)
+        """Masked and of length one."""
+        return F.normalize(self.masked(x), dim=-1)
+
+    def whitened(self, u: Tensor) -> Tensor:
+        """What `u` asks once the keys' own second moment is taken out; `u` itself without whitening."""
+        if self.whiten is None:
+            return u
+        matrix = self.whiten.to(u.dtype)
+        turned = F.normalize(torch.einsum("...hk,hkl->...hl", u, matrix), dim=-1)
+        return torch.einsum("...hk,hkl->...hl", turned, matrix)
 
     def query(self, q: Tensor, x: Tensor | None, unit: bool, uses_query: bool) -> Tensor:
         """What tokens ask with: their read query, plus `x W_u` once there is a trainable gate."""
         u = (self.unit(q) if unit else self.masked(q)) if uses_query else torch.zeros_like(q)
         if self.weight is None or x is None:
-            return u
+            return self.whitened(u)
         more = F.linear(x, self.weight.to(x.dtype)).unflatten(-1, (len(self.heads), -1)).to(u.dtype)
-        return F.normalize(u + more, dim=-1) if unit else u + more
+        return self.whitened(F.normalize(u + more, dim=-1) if unit else u + more)
 
     def biased(self, online: Tensor) -> Tensor:
         """The online read's logit `[B, T, H]` with its bias."""

@@ -11,78 +11,17 @@ import math
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mcretrofit.config import from_mapping
-from mcretrofit.corpus import KINDS, Corpus, corpus, read_text, sequence, train_tokenizer
+from mcretrofit.checkpoint import Checkpoint, open_checkpoint
+from mcretrofit.corpus import Corpus, corpus, read_text, sequence, train_tokenizer
 from mcretrofit.decoder import DecoderConfig, DecoderForCausalLM
 from mcretrofit.errors import RetrofitError
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """A pretraining recipe (YAML). `mix` weighs the kinds of `corpus.KINDS`; lengths are in tokens.
-
-    `stages` are `[steps, length]` pairs of shorter sequences to begin with, as many tokens a step:
-    recall is found sooner where answers are dense and near. `then` is a second leg: what differs from
-    the first, with a fresh optimiser and learning rate.
-    """
-
-    family: str
-    model: dict
-    text: str
-    vocab_size: int = 1024
-    length: int = 512
-    batch: int = 8
-    stages: list = field(default_factory=list)
-    steps: int = 2000
-    lr: float = 2e-3
-    warmup: int = 100
-    weight_decay: float = 0.1
-    answer_weight: float = 5.0
-    mix: dict = field(default_factory=lambda: {"needles": 5, "pairs": 3, "copy": 1, "prose": 1})
-    seed: int = 0
-    then: dict | None = None
-
-    def legs(self) -> list[Recipe]:
-        """The recipe of each leg."""
-        first = replace(self, then=None)
-        second = {**vars(first), "seed": self.seed + 1, **(self.then or {})}
-        return [first] if self.then is None else [first, from_mapping(Recipe, second, "then")]
-
-    def __post_init__(self) -> None:
-        unknown = set(self.mix) - set(KINDS)
-        if unknown:
-            raise RetrofitError(
-                f"recipe: mix has {sorted(unknown)}; known kinds are {sorted(KINDS)}"
-            )
-
-    def shape(self, step: int) -> tuple[int, int]:
-        """Sequences and their length at a step."""
-        for steps, length in self.stages:
-            if step < steps:
-                return self.batch * self.length // length, length
-            step -= steps
-        return self.batch, self.length
-
-
-def read_recipe(path: Path, **given: object) -> Recipe:
-    """The recipe of a YAML file, `given` winning over it."""
-    import yaml
-
-    try:
-        read = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RetrofitError(
-            f"{path}: not a readable recipe ({str(error).splitlines()[0]})"
-        ) from error
-    given = {name: value for name, value in given.items() if value is not None}
-    return from_mapping(Recipe, {**(read or {}), **given}, str(path))
+from mcretrofit.recipe import Recipe
 
 
 def batch(data: Corpus, recipe: Recipe, step: int) -> tuple[Tensor, Tensor]:
@@ -138,7 +77,10 @@ def pretrain(
     run.mkdir(parents=True, exist_ok=True)
     texts = read_text(recipe.text)
     kept = run / "tokenizer.json"
-    if not kept.exists():
+    begun = None if recipe.start is None else open_checkpoint(recipe.start)
+    if begun is not None:
+        kept.write_bytes((begun.folder / "tokenizer.json").read_bytes())
+    elif not kept.exists():
         train_tokenizer(texts, recipe.vocab_size, recipe.seed).save(str(kept))
     tokenizer = Tokenizer.from_file(str(kept))
     data = corpus(texts, lambda text: tokenizer.encode(text).ids)
@@ -147,9 +89,28 @@ def pretrain(
         recipe.family, vocab_size=recipe.vocab_size, tie_word_embeddings=True, **recipe.model
     )
     model = DecoderForCausalLM(config).start()
+    if begun is not None:
+        begin_(model, begun)
     for number, leg in enumerate(recipe.legs()):
         _train(model, leg, data, run, run / f"leg-{number}.pt", tick)
     return save(model, recipe, run)
+
+
+def begin_(model: DecoderForCausalLM, checkpoint: Checkpoint) -> list[str]:
+    """Copy a checkpoint's tensors of the same name and shape; returns their names."""
+    if "tokenizer.json" not in {p.name for p in checkpoint.folder.iterdir()}:
+        raise RetrofitError(f"{checkpoint.path}: no tokenizer.json to train on with")
+    have = set(checkpoint.names())
+    homes = {
+        name: home
+        for name, home in model.state_dict().items()
+        if name in have and checkpoint.shape(name) == tuple(home.shape)
+    }
+    if "model.embeddings.weight" not in homes:
+        raise RetrofitError(f"{checkpoint.path}: its embeddings do not fit the recipe's model")
+    for name, home in homes.items():
+        home.copy_(checkpoint.read(name))
+    return list(homes)
 
 
 def _train(
@@ -164,7 +125,7 @@ def _train(
     adam = optimiser(model, recipe)
     step = _resume(kept, recipe, model, adam)
     started = time.monotonic()
-    while step < recipe.steps:
+    while step < recipe.last:
         for group in adam.param_groups:
             group["lr"] = rate(step, recipe)
         loss, row = losses(model, *batch(data, recipe, step))
@@ -182,7 +143,7 @@ def _train(
         with (run / "log.jsonl").open("a", encoding="utf-8") as log:
             log.write(json.dumps(row) + "\n")
         tick(step, row)
-        if step % 50 == 0 or step == recipe.steps:
+        if step % 50 == 0 or step == recipe.last:
             _keep(kept, recipe, model, adam, step)
 
 

@@ -1,21 +1,26 @@
 """From scores to logits without training: the plain rule and the z rule (MATH 16).
 
 `plain`: a temperature times the score, the open segment scored like the others.
-`z`: a cached segment counts where its score is surprising, `2 ((s - mean) / std - margin)` against 0
-for the online read, with mean and std from calibration text: unsurprised tokens read as before.
-The scores are first taken relative to the token's own mean over segments (`relative`): what a token
-scores with everything depends on the token (8 +- 4 on a head where a match adds .5), and on a Gated
-DeltaNet whose keys share one direction the raw rule at margin 1 cost 1.4 % of prose, the relative .04 %.
-Of many segments the best one always stands out a little: at margin 1 that model lost 6 points of its
-four-pair recall at eight times its training length, at margin 2 none beyond the interval.
+`z`: a cached segment counts where its score is surprising, `2 ((s - mean) / spread - margin)` against 0
+for the online read, with mean and spread from calibration text: unsurprised tokens read as before.
+Beyond MATH 16, because measured on the embedded models at eight times their training length:
+- scores are first taken relative to the token's own mean over segments (`relative`): what a token
+  scores with everything depends on the token, 8 +- 4 on a head where a match adds .5;
+- the cached heads of a layer share one route, their mean surprise (`shared`): a gated linear attention
+  found .67 of its needles with a route a head, .92 with one for both;
+- surprise saturates: of two segments that are both certain neither silences the other, as where a
+  fact lies across their border (four-pair recall of that model .81, saturated .87).
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 RULES = ("z", "plain")
 Z_TEMPERATURE = 2.0
+CERTAIN = 4.0  # a logit: the online read keeps a weight of 2 % beside it
+RISE = 1e-2  # what every unit of surprise beyond it still adds
 TINY = 1e-6
 
 
@@ -34,7 +39,22 @@ def relative(scores: Tensor, visible: Tensor) -> Tensor:
     return scores / mean.clamp_min(TINY)
 
 
-def z(scores: Tensor, mean: Tensor, std: Tensor, margin: float, temperature: float):
+def z(
+    scores: Tensor,
+    mean: Tensor,
+    std: Tensor,
+    margin: float,
+    temperature: float,
+    shared: bool = False,
+) -> tuple[Tensor, Tensor]:
     """Logits `[B, T, H, N]` and `[B, T, H]` from the heads' `mean` and `std [H]`."""
-    surprise = (scores - mean[:, None]) / std[:, None].clamp_min(1e-6)
-    return temperature * (surprise - margin), scores.new_zeros(scores.shape[:-1])
+    surprise = (scores - mean[:, None]) / std[:, None].clamp_min(TINY)
+    if shared:
+        surprise = surprise.mean(2, keepdim=True).expand_as(surprise)
+    return saturated(temperature * (surprise - margin)), scores.new_zeros(scores.shape[:-1])
+
+
+def saturated(logits: Tensor) -> Tensor:
+    """Positive logits bent towards `CERTAIN`, rising on a little so that the order stays."""
+    bent = CERTAIN * (logits / CERTAIN).tanh() + RISE * logits
+    return torch.where(logits > 0, bent, logits)

@@ -19,7 +19,7 @@ def settings(
     """The checked configuration; raises `UsageError` naming the key and the nearest known one."""
     given = {} if recipe is None else _typed(_recipe(recipe), str(recipe))
     given |= _typed(flags or {}, "flags")
-    given |= _typed(dict(map(_assigned, assignments)), "--set")
+    given |= _typed(dict(map(assigned, assignments)), "--set")
     return (CachingConfig() if base is None else base).replace(**given)
 
 
@@ -36,16 +36,18 @@ def _recipe(path: Path) -> Mapping[str, Any]:
     return read or {}
 
 
-def _assigned(text: str) -> tuple[str, Any]:
+def assigned(text: str, option: str = "--set") -> tuple[str, Any]:
+    """The name and the YAML value of `key=value`; raises `UsageError` naming the option."""
     import yaml
 
     name, equals, value = text.partition("=")
     if not equals:
-        raise UsageError(f"--set {text}: expected key=value, such as --set top_k=4")
+        example = "top_k=4" if option == "--set" else "num_passes=2"
+        raise UsageError(f"{option} {text}: expected key=value, such as {option} {example}")
     try:
         return name.strip(), yaml.safe_load(value)
     except yaml.YAMLError as error:
-        raise UsageError(f"--set {text}: {value!r} is not a value") from error
+        raise UsageError(f"{option} {text}: {value!r} is not a value") from error
 
 
 def _typed(given: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -55,11 +57,13 @@ def _typed(given: Mapping[str, Any], where: str) -> dict[str, Any]:
         name = str(key).replace("-", "_")
         if name not in known:
             raise UsageError(f"{where}: {unknown('key', str(key), known)}")
-        typed[name] = _value(value, get_args(known[name]) or (known[name],), f"{where}: {key}")
+        typed[name] = checked(value, known[name], f"{where}: {key}")
     return typed
 
 
-def _value(value: Any, kinds: tuple[type, ...], where: str) -> Any:
+def checked(value: Any, hint: Any, where: str) -> Any:
+    """The value as a type hint wants it; raises `UsageError` where it is of another kind."""
+    kinds = get_args(hint) or (hint,)
     if value is None and type(None) in kinds:
         return None
     kind = kinds[0]

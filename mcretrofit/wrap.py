@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from mcretrofit.calibrate import Calibration, Head
+from mcretrofit.calibrate import Calibration, Head, shipped_text
 from mcretrofit.cards import wrapped_card
 from mcretrofit.checkpoint import Checkpoint, open_checkpoint
 from mcretrofit.config import CachingConfig
 from mcretrofit.costs import too_long
 from mcretrofit.errors import RetrofitError, UsageError
-from mcretrofit.model import calibrated, load
+from mcretrofit.model import Loaded, calibrated, load
 from mcretrofit.skeleton import Skeleton, skeleton
 from mcretrofit.wrapped import is_wrapped, write
+
+if TYPE_CHECKING:
+    from mcretrofit.search import Outcome
+
+
+LONGEST = 16384  # tokens of a planted sequence unless said
+
+
+class Search(NamedTuple):
+    """How a search plants its facts."""
+
+    length: int | None = None  # tokens; eight times the trained length by default
+    count: int = 4
+    pairs: int = 16
+    tick: Callable[[str], None] = lambda _: None
 
 
 class Wrapping(NamedTuple):
@@ -28,6 +43,7 @@ class Wrapping(NamedTuple):
     mixers: int
     heads: list[Head]  # none without calibration
     warnings: list[str]
+    found: Outcome | None = None  # what a search on planted facts chose
 
     @property
     def summary(self) -> str:
@@ -45,11 +61,13 @@ def wrap(
     config: Path | None = None,
     text: str | None = None,
     calibrate: bool = True,
+    search: Search | None = None,
     force: bool = False,
 ) -> Wrapping:
     """Write the wrapped folder `target`; the base is named in it and never copied.
 
-    Without `calibrate` only headers are read. Raises `RetrofitError`, nothing half-written.
+    Without `calibrate` only headers are read; `search` chooses heads, scores and thresholds by
+    planted facts. Raises `RetrofitError`, nothing half-written.
     """
     if os.path.lexists(target) and not force:
         raise RetrofitError(f"{target} exists: --force replaces it, --out writes to another folder")
@@ -59,8 +77,12 @@ def wrap(
     if checkpoint.config.get("caching") is not None:
         raise UsageError(f"{model} is an exported folder with caching in it: wrap its base")
     bones = skeleton(checkpoint)
-    made = calibrated(load(model, config=config), caching, text) if calibrate else None
-    done = _told(Path(target), caching, bones, made)
+    loaded = load(model, config=config) if calibrate else None
+    made = None if loaded is None else calibrated(loaded, caching, text)
+    found = None if search is None or loaded is None else searched(loaded, caching, text, search)
+    if found is not None:
+        made, caching = _chosen(made, found), found.config
+    done = _told(Path(target), caching, bones, made)._replace(found=found)
     write(
         done.folder,
         caching,
@@ -73,6 +95,36 @@ def wrap(
         force=force,
     )
     return done
+
+
+def searched(loaded: Loaded, caching: CachingConfig, text: str | None, search: Search) -> Outcome:
+    """Search settings for a bare model on planted facts."""
+    from mcretrofit.search import Searcher
+
+    trained = loaded.trained_length or 4 * caching.segment
+    length = search.length or min(max(8 * trained, 8 * caching.segment), LONGEST)
+    return Searcher(
+        loaded.model,
+        loaded.tokenizer(),
+        shipped_text() if text is None else text,
+        caching,
+        length=length,
+        count=search.count,
+        pairs=search.pairs,
+        tick=search.tick,
+    ).search()
+
+
+def _chosen(made: Calibration, found: Outcome) -> Calibration:
+    """The calibration with the heads that the search took."""
+    chosen = {(c.mixer, c.head): c for c in found.choices}
+    heads = [
+        head
+        if (choice := chosen.get((head.mixer, head.head))) is None
+        else head._replace(cached=choice.used, why=choice.why)
+        for head in made.heads
+    ]
+    return Calibration(found.covers, heads)
 
 
 def _told(

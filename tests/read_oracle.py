@@ -131,5 +131,10 @@ class Oracle:
             if config.relative and router.POSITIVE:
                 last = last / last.mean(-1, keepdim=True).clamp_min(rules.TINY)
             surprise = (last - plan.gate.mean[:, None]) / plan.gate.std[:, None]
-            cached, own = heat * (surprise - config.margin), torch.zeros_like(scores[:, -1, :, 0])
+            if config.shared:
+                surprise = surprise.mean(1, keepdim=True).expand_as(surprise)
+            logits = heat * (surprise - config.margin)
+            bent = 4 * torch.tanh(logits / 4) + 0.01 * logits
+            cached = torch.where(logits > 0, bent, logits)
+            own = torch.zeros_like(scores[:, -1, :, 0])
         return cached, own if plan.gate.bias is None else own + plan.gate.bias

@@ -10,10 +10,11 @@ from lawkit import build, tokens
 from torch import Tensor, nn
 
 from mcretrofit import calibrate as module
-from mcretrofit import registry
+from mcretrofit import registry, surprise
 from mcretrofit.calibrate import Calibration, calibrate, choose, covered, shipped_text, windows
 from mcretrofit.config import CachingConfig
 from mcretrofit.errors import RetrofitError
+from mcretrofit.gates import Gate
 from mcretrofit.memories import Streams
 from mcretrofit.retrofit import Cover, listening, retrofitted
 
@@ -189,29 +190,34 @@ def streams_of(model: nn.Module, batch: Tensor) -> list[Streams]:
 def brute_force(
     model: nn.Module, batch: Tensor, cover: Cover, router: str, segment: int, relative: bool = False
 ):
-    """Mean and deviation of every score of a closed segment by a later token, `[H']` each."""
+    """Mean score of closed segments by later tokens, and half of what the loudest fifth exceed it."""
     every: list[list[float]] = [[] for _ in cover.heads]
+    best: list[list[float]] = [[] for _ in cover.heads]
     for streams in streams_of(model, batch):
         for i, h in enumerate(cover.heads):
             q, k = (s[:, h] * cover.mask[i].double() for s in (streams.q, streams.k))
-            if cover.whiten is not None:
-                q, k = q @ cover.whiten[i].double(), k @ cover.whiten[i].double()
             q, k = (x / x.norm(dim=-1, keepdim=True).clamp_min(1e-12) for x in (q, k))
+            if cover.whiten is not None:
+                q = q @ cover.whiten[i].double()
+                q = q / q.norm(dim=-1, keepdim=True) @ cover.whiten[i].double()
             match = q @ k.T
             for t in range(len(q)):
                 cut = [match[t, n * segment : (n + 1) * segment] for n in range(t // segment)]
                 scores = [float(c.square().sum() if router == "moment" else c.mean()) for c in cut]
                 scale = sum(scores) / len(scores) if relative and scores else 1.0
                 every[i] += [score / scale for score in scores]
-    scores = torch.tensor(every).double()
-    return scores.mean(1), scores.std(1, correction=0)
+                best[i] += [max(scores) / scale] if len(scores) > 1 else []
+    mean = torch.tensor(every).double().mean(1)
+    loud = torch.tensor(best).double().quantile(0.8, dim=1)
+    return mean, (loud - mean).clamp_min(0) / 2
 
 
 @pytest.mark.parametrize("compared", [False, True], ids=["absolute", "relative"])
 @pytest.mark.parametrize("whiten", [False, True], ids=["raw", "whitened"])
 @pytest.mark.parametrize("router", ["moment", "mean"])
 @pytest.mark.parametrize("family", ["gated_deltanet", "linear_attn"])
-def test_score_statistics_equal_brute_force(family, router, whiten, compared):
+def test_score_statistics_equal_brute_force(family, router, whiten, compared, monkeypatch):
+    monkeypatch.setattr(surprise, "LOUD", (0.2,))
     model = made(family)
     config = CONFIG.replace(router=router, heads="all", whiten=whiten, relative=compared)
     cover = only(calibrate(model, IDS, config))
@@ -226,6 +232,7 @@ def test_statistics_of_partial_heads_and_several_windows(monkeypatch):
     biases = torch.full((2, 32), bias_for(10.0))
     biases[1, 7:25] = bias_for(100.0)
     model = constant_gla(biases)
+    monkeypatch.setattr(surprise, "LOUD", (0.2,))
     monkeypatch.setattr(module, "windows", lambda ids, segment: torch.tensor(ids).view(4, 24))
     found = calibrate(model, IDS[:96], CONFIG)
     cover = only(found)
@@ -250,6 +257,21 @@ def test_whitening_makes_keys_white():
         ridge = module.RIDGE * second.trace() / len(second)
         got = vectors.T @ matrix @ second @ matrix @ vectors
         torch.testing.assert_close(got, torch.diag(values / (values + ridge)), rtol=0, atol=1e-4)
+
+
+def test_whitened_questions_expect_the_same_of_any_segment():
+    model = made("gated_deltanet")
+    cover = only(calibrate(model, IDS, CONFIG.replace(heads="all", whiten=True)))
+    (streams,) = streams_of(model, windows(IDS, SEGMENT))
+    gate = Gate(cover.heads, streams.k.shape[-1], whiten=True)
+    gate.whiten = cover.whiten
+    raw, turned = gate.unit(streams.q.float()), gate.query(streams.q.float(), None, True, True)
+    keys = gate.unit(streams.k.float())
+    spread = {}
+    for name, u in (("raw", raw), ("whitened", turned)):
+        scores = torch.einsum("thk,shk->hts", u, keys).square().mean(-1)
+        spread[name] = scores.std(1) / scores.mean(1)
+    assert (spread["whitened"] < 0.1).all() and (spread["raw"] > 3 * spread["whitened"]).all()
 
 
 @pytest.mark.parametrize("variant", ["ma", "residual"])

@@ -8,6 +8,7 @@ import json
 import pytest
 import torch
 from cli_helpers import pico, refused, runner, shell
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from mcretrofit import compare, registry
@@ -276,6 +277,19 @@ def test_pretrain_makes_a_folder_that_every_command_takes(run, here):
     assert done.status == 0 and done.out == "runs/tiny/model\n"
     assert run("inspect", "runs/tiny/model").status == 0
     refused(run("pretrain", "none.yaml"), 1, "none.yaml")
+    # from those weights on, and no step further than it says
+    more = (here / "tiny.yaml").read_text() + "start: runs/tiny/model\nstop: 1\n"
+    (here / "more.yaml").write_text(more)
+    assert run("pretrain", "more.yaml", "--out", "runs/more").status == 0
+    assert len((here / "runs" / "more" / "log.jsonl").read_text().splitlines()) == 1
+    first, then = (
+        load_file(here / "runs" / n / "model" / "model.safetensors") for n in ("tiny", "more")
+    )
+    name = "model.layers.0.attn.q_proj.weight"
+    # a fresh matrix of this width would be .02 off, one step of a warming rate is not
+    assert 0 < (first[name].float() - then[name].float()).abs().max() < 0.005
+    (here / "wide.yaml").write_text(more.replace("hidden_size: 32", "hidden_size: 48"))
+    refused(run("pretrain", "wide.yaml", "--out", "runs/wide"), 1, "embeddings do not fit")
 
 
 def test_full_disks_are_one_line_and_surprises_are_raised(run, here, monkeypatch):

@@ -11,6 +11,7 @@ from mcretrofit.tasks._niah import DEPTHS
 from mcretrofit.tokenizer import BytesTokenizer
 
 NIAH = [name for name in registry.names("tasks") if name.startswith("niah")]
+SEVERAL = ("niah_multivalue", "niah_multiquery")  # answers: no single needle to place
 PROSE = (
     "Anne walked to Lyme. The sea was calm and grey. Mr. Elliot bowed. Nobody spoke for a while."
 )
@@ -114,7 +115,7 @@ def test_drawn_depths():
     assert all(0 <= depth < 100 for depth in noise) and max(noise) - min(noise) > 95
 
 
-@pytest.mark.parametrize("name", NIAH)
+@pytest.mark.parametrize("name", GOLDEN)
 @pytest.mark.parametrize("template", ["ruler", "compact"])
 def test_a_thousand_seeds_never_share_a_key(name, template):
     def question(sample):
@@ -126,7 +127,7 @@ def test_a_thousand_seeds_never_share_a_key(name, template):
     assert len({question(sample) for sample in one}) == 1000
 
 
-@pytest.mark.parametrize("name", NIAH)
+@pytest.mark.parametrize("name", [n for n in NIAH if n not in SEVERAL])
 def test_a_depth_changes_the_place_only(name):
     first, second = (make(name, depth=depth, count=5) for depth in (0, 80))
     assert [sample.answers for sample in first] == [sample.answers for sample in second]

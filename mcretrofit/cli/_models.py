@@ -49,7 +49,7 @@ def opened(model: str, config: Path | None = None, device: str = "cpu") -> Loade
     """A model as its folder says, a plain checkpoint unwrapped."""
     from mcretrofit.model import load
 
-    _check_device(device)
+    check_device(device)
     found = load(model, config=config, device=device)
     if found.calibrated_now:
         note(f"heads measured in memory: {model} holds no calibration")
@@ -94,7 +94,8 @@ def read_text(path: Path | None, what: str) -> str | None:
         raise RetrofitError(f"{what} {path}: {reason.lower()}") from error
 
 
-def _check_device(device: str) -> None:
+def check_device(device: str) -> None:
+    """Refuse a device that is not there."""
     import torch
 
     try:

@@ -41,16 +41,37 @@ HELP = {
     "tau": "Time constant in tokens above which a head is slow.",
     "top_k": "Cached segments that a token reads (ssc).",
     "rule": "From scores to weights: z or plain.",
-    "margin": "Standard deviations by which a score has to surprise (rule z).",
+    "margin": "How much a score has to surprise; at 2 only loud tokens are (rule z).",
     "relative": "Compare a score with the token's own mean over segments first (rule z).",
+    "shared": "One route for all cached heads of a layer (rule z).",
     "temperature": "Of the softmax over scores; the rule's own by default.",
-    "whiten": "Whiten keys before they are scored.",
+    "whiten": "Take the keys' own second moment out of every question.",
     "gate": "Add trainable gates.",
 }
 
 
 def caching_flags(command: Callable[..., None]) -> Callable[..., None]:
     """One flag for each field of `CachingConfig`; those given arrive in the parameter `caching`."""
+    return _with_flags(command, _annotation)
+
+
+def grid_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """The same flags, each for a list of values such as `64,128,256`, which arrives as text."""
+
+    def annotation(name: str, kind: type) -> Any:
+        option = typer.Option(
+            help=f"{HELP[name]} [{_default(name)}]",
+            metavar="V1,V2...",
+            rich_help_panel="Caching, lists by commas",
+        )
+        return Annotated[str | None, option]
+
+    return _with_flags(command, annotation)
+
+
+def _with_flags(
+    command: Callable[..., None], annotation: Callable[[str, type], Any]
+) -> Callable[..., None]:
     hints = get_type_hints(CachingConfig)
     names = [field.name for field in fields(CachingConfig)]
     signature = inspect.signature(command, eval_str=True)
@@ -61,7 +82,7 @@ def caching_flags(command: Callable[..., None]) -> Callable[..., None]:
             _flag(name, own),
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
-            annotation=_annotation(name, (get_args(hints[name]) or (hints[name],))[0]),
+            annotation=annotation(name, (get_args(hints[name]) or (hints[name],))[0]),
         )
         for name in names
     ]
@@ -77,9 +98,12 @@ def caching_flags(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def _default(name: str) -> Any:
+    return {f.name: f.default for f in fields(CachingConfig)}[name]
+
+
 def _annotation(name: str, kind: type) -> Any:
-    default = {f.name: f.default for f in fields(CachingConfig)}[name]
-    option = typer.Option(help=f"{HELP[name]} [{default}]", rich_help_panel="Caching")
+    option = typer.Option(help=f"{HELP[name]} [{_default(name)}]", rich_help_panel="Caching")
     return Annotated[kind | None, option]
 
 

@@ -44,4 +44,4 @@ def command(
     try:
         results.measure(found, todo, False, keep)
     finally:
-        results.finish(rows, todo, json)
+        results.finish(rows, len(rows) == len(todo), json)

@@ -24,7 +24,8 @@ def command(
     A run that was stopped goes on where it was. Prints the model's folder.
     """
     run = Path("runs") / recipe.stem.removeprefix("pretrain_") if out is None else out
-    from mcretrofit.pretrain import pretrain, read_recipe
+    from mcretrofit.pretrain import pretrain
+    from mcretrofit.recipe import read_recipe
 
     given = None if text is None else str(text)
     chosen = read_recipe(recipe, text=given, steps=steps, seed=seed)

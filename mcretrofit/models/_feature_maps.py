@@ -71,7 +71,7 @@ ACTIVATIONS = {
         "sigmoid": torch.sigmoid,
         "tanh": torch.tanh,
     },
-    **{"gelu": F.gelu, "linear": identity, "relu2": lambda x: F.relu(x).square()},
+    **{"gelu": F.gelu, "linear": identity, "sqrelu": lambda x: F.relu(x).square()},
 }
 
 

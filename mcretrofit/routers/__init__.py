@@ -33,6 +33,7 @@ class Opened(NamedTuple):
     valid: Tensor  # [B, T]
     before: Tensor  # [B, S, H, P], summaries of what earlier calls put there
     size: int
+    places: Tensor | None = None  # [B, T], the tokens' places in their rows, where controls ask
 
     def fold(self, x: Tensor) -> Tensor:
         """`[B, T, ...]` -> `[B * S, size, ...]`."""

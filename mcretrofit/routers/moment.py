@@ -14,7 +14,7 @@ from mcretrofit.segments import Bank
 
 UNIT, USES_QUERY, POSITIVE, TEMPERATURE = True, True, True, 10.0
 BLOCK = 16
-TOKENS = 1024  # packed queries that exist at a time
+TOKENS = 256  # packed queries that exist at a time: as many as stay in a core's cache
 
 
 def width(keys: int) -> int:

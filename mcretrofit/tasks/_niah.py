@@ -20,7 +20,7 @@ from mcretrofit.tokenizer import Tokenizer
 DEPTHS = tuple(round(100 * i / 39) for i in range(40))
 
 # primes: seeds, and samples of one seed, walk through all keys before one comes back
-_SEED_STEP, _KEY_STEP = 1_000_003, 611_953
+SEED_STEP, KEY_STEP = 1_000_003, 611_953
 
 
 class Request(NamedTuple):
@@ -59,7 +59,7 @@ def hide(task: str, *, haystack: str, values: str, request: Request) -> list[Sam
     """Samples with one needle; `haystack` and `values` are the task's own, a template's win."""
     check_request(task, length=request.length, depth=request.depth, count=request.count)
     template = load_template(request.template)
-    prose = _prose(task, haystack, template, request.haystack)
+    prose = find_prose(task, haystack, template, request.haystack)
     plan = Plan(task, values, template, prose, request)
     needles = [_needle(plan, index) for index in range(request.count)]
     # first of all, so that a length that cannot work ends before any search
@@ -67,7 +67,8 @@ def hide(task: str, *, haystack: str, values: str, request: Request) -> list[Sam
     return [_sample(plan, needle) for needle in needles]
 
 
-def _prose(task: str, own: str, template: Template, given: str | Path | None) -> Essay | None:
+def find_prose(task: str, own: str, template: Template, given: str | Path | None) -> Essay | None:
+    """The prose that a dialect or a task hides needles in; None where it hides them in noise."""
     kind = template.haystack or own
     if given in ("noise", "essay"):
         if template.haystack is None and given != own:
@@ -84,8 +85,8 @@ def _prose(task: str, own: str, template: Template, given: str | Path | None) ->
 def _needle(plan: Plan, index: int) -> Needle:
     request, template, prose = plan.request, plan.template, plan.prose
     rng = stream(plan.task, request.seed, index)
-    key = _key(request.seed * _SEED_STEP + index, template.keys)
-    value = _value(rng, plan.values, template.digits)
+    key = draw_key(request.seed * SEED_STEP + index, template.keys)
+    value = draw_value(rng, plan.values, template.digits)
     # drawn even where a depth is given: the rest of the stream stays the same at every depth
     drawn = rng.choice(DEPTHS) if prose else 100 * rng.random()
     start = rng.choice(prose.starts) if prose and template.start == "random" else 0
@@ -94,14 +95,22 @@ def _needle(plan: Plan, index: int) -> Needle:
     return Needle(key, value, sentence, drawn if request.depth is None else request.depth, start)
 
 
-def _key(number: int, kind: str) -> str:
+def draw_key(number: int, kind: str) -> str:
+    """Key `number` of all there are, which consecutive numbers walk through in leaps."""
     adjectives, nouns = (LONG_ADJECTIVES, LONG_NOUNS) if kind == "long" else (ADJECTIVES, NOUNS)
-    place = number * _KEY_STEP % (len(adjectives) * len(nouns))
+    place = number * KEY_STEP % key_count(kind)
     adjective, noun = adjectives[place // len(nouns)], nouns[place % len(nouns)]
     return f"{adjective}-{noun}" if kind == "long" else f"{adjective} {noun}"
 
 
-def _value(rng: Random, values: str, digits: int | None) -> str:
+def key_count(kind: str) -> int:
+    """How many keys of a kind there are."""
+    adjectives, nouns = (LONG_ADJECTIVES, LONG_NOUNS) if kind == "long" else (ADJECTIVES, NOUNS)
+    return len(adjectives) * len(nouns)
+
+
+def draw_value(rng: Random, values: str, digits: int | None) -> str:
+    """A number of `digits` (7 unless said), or a uuid where `values` says so."""
     if values == "uuids" and digits is None:
         return str(uuid.UUID(int=rng.getrandbits(128), version=4))
     digits = digits or 7
@@ -133,6 +142,8 @@ def _sample(plan: Plan, needle: Needle) -> Sample:
     size = largest(partial(_cost, plan, needle), plan.request.length, 1)
     prompt = _prompt(plan, needle, size)
     at = prompt.index(needle.sentence)
+    asked = (plan.template.prompt + plan.template.answer_prefix).split("{context}")[1]
+    asked = asked.format(type=plan.values.rstrip("s"), query=needle.key)
     return Sample(
         prompt=prompt,
         answers=(needle.value,),
@@ -142,4 +153,5 @@ def _sample(plan: Plan, needle: Needle) -> Sample:
         seed=plan.request.seed,
         dialect=plan.template.name,
         needle_span=(at, at + len(needle.sentence)),
+        question=len(prompt) - len(asked),
     )

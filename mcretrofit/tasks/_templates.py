@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from string import Formatter
 
@@ -38,20 +38,23 @@ def singular(text: str) -> str:
     return text.replace("Some", "A").replace("are all", "is").replace("are", "is")
 
 
+# the type stays plural in the needle even for one, as published
+_NEEDLE = "One of the special magic {type} for {key} is: {value}."
+_PROMPT = (
+    "Some special magic {type} are hidden within the following text. "
+    "Make sure to memorize it. I will quiz you about the {type} afterwards.\n{context}\n"
+    "What are all the special magic {type} for {query} mentioned in the provided text?"
+)
+_PREFIX = " The special magic {type} for {query} mentioned in the provided text are"
+
 RULER = Template(
     name="ruler",
-    # the type stays plural here even for one needle, as published
-    needle="One of the special magic {type} for {key} is: {value}.",
-    prompt=singular(
-        "Some special magic {type} are hidden within the following text. "
-        "Make sure to memorize it. I will quiz you about the {type} afterwards.\n{context}\n"
-        "What are all the special magic {type} for {query} mentioned in the provided text?"
-    ),
-    answer_prefix=singular(
-        " The special magic {type} for {query} mentioned in the provided text are"
-    ),
+    needle=_NEEDLE,
+    prompt=singular(_PROMPT),
+    answer_prefix=singular(_PREFIX),
     blank_sides=True,
 )
+RULER_PLURAL = replace(RULER, prompt=_PROMPT, answer_prefix=_PREFIX)
 
 # for tiny models: the question is the needle's own stem. The dialect names its haystack, prose,
 # because a model trained on prose alone has never met the noise unit
@@ -67,7 +70,12 @@ COMPACT = Template(
     max_new_tokens=6,
 )
 
+COMPACT_PLURAL = replace(
+    COMPACT, answer_prefix=" The magic numbers for {query} are", max_new_tokens=28
+)
+
 BUILT_IN = {template.name: template for template in (RULER, COMPACT)}
+_PLURAL = {template.name: template for template in (RULER_PLURAL, COMPACT_PLURAL)}
 
 _CHOICES = {
     "keys": ("long", "short"),
@@ -82,10 +90,10 @@ _PLACES = {
 }
 
 
-def load_template(name: str | Path) -> Template:
-    """A built-in dialect by name, or the YAML file at that path."""
+def load_template(name: str | Path, plural: bool = False) -> Template:
+    """A built-in dialect by name, `plural` for several answers, or the YAML file at that path."""
     if name in BUILT_IN:
-        return BUILT_IN[str(name)]
+        return (_PLURAL if plural else BUILT_IN)[str(name)]
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         raise unknown("template", str(name), [*BUILT_IN, "FILE.yaml"])

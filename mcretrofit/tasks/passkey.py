@@ -84,4 +84,5 @@ def _sample(needle: str, depth: float, seed: int, prompt: str, tokenizer: Tokeni
         seed=seed,
         dialect="landmark",
         needle_span=(at, at + len(needle)),
+        question=len(prompt) - len(QUESTION),
     )

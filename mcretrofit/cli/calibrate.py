@@ -1,0 +1,111 @@
+"""`mcretrofit calibrate`: choose heads, scores and thresholds by planted facts and prose."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mcretrofit.cli import _render as render
+from mcretrofit.cli._models import FOLDER, read_text
+from mcretrofit.cli._options import Config, Force, Json, Model, Recipe, Set, caching_flags
+from mcretrofit.errors import UsageError
+from mcretrofit.settings import settings
+
+if TYPE_CHECKING:
+    from mcretrofit.search import Choice, Outcome
+
+
+@caching_flags
+def command(
+    model: Model,
+    text: Annotated[
+        Path | None, typer.Option(help="Text to plant facts in; prose ships with the package.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder to write [./retrofit; a wrapped one itself].")
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option(help="Tokens of a sequence [8 times the trained length].")
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Sequences to search on, and to confirm on.")] = 4,
+    pairs: Annotated[int, typer.Option(help="Facts planted in each.")] = 16,
+    force: Force = False,
+    config: Config = None,
+    recipe: Recipe = None,
+    set_: Set = None,
+    json: Json = False,
+    caching: dict[str, Any] | None = None,
+) -> None:
+    """Choose heads, scores and thresholds without training.
+
+    Facts are planted in plain text and asked at its end. A head is cached where that helps the
+    answers and leaves the prose alone; where nothing is confirmed the wrapped model is its base.
+    """
+    for name, value in (("--length", length), ("--samples", samples), ("--pairs", pairs)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} {value}: has to be at least 1")
+    words = read_text(text, "--text")
+    from mcretrofit.wrap import Search, wrap
+    from mcretrofit.wrapped import is_wrapped, read
+
+    kept = read(model) if is_wrapped(model) else None
+    chosen = settings(None if kept is None else kept.config, recipe, caching, set_ or ())
+    base, place = (model, Path(FOLDER)) if kept is None else (kept.base["path"], Path(model))
+    if kept is not None and kept.base.get("config"):
+        config = Path(kept.base["config"])
+    done = wrap(
+        base,
+        out or place,
+        chosen,
+        config=config,
+        text=words,
+        search=Search(length, samples, pairs, render.note),
+        force=force or (kept is not None and out is None),
+    )
+    if json:
+        render.json_row({"model": model, "folder": str(done.folder), **_row(done.found)})
+    else:
+        print(f"{done.summary} of {model} ({done.family}) into {done.folder}")
+        tell(done.found)
+
+
+def tell(found: Outcome) -> None:
+    """The table of heads and what the choice did to facts that it was not made on."""
+    columns = ("mixer", "head", "finds facts", "score", "open for", "answers", "prose", "cached")
+    render.table("", (*columns, "why"), map(_cells, found.choices))
+    if found.keeps_base:
+        print("keep the base: no choice of heads was confirmed on other facts")
+        return
+    before, after = found.base, found.done
+    print(
+        f"on other facts: answers {before.right.mean():.3f} -> {after.right.mean():.3f}, "
+        f"{found.low:+.3f} .. {found.high:+.3f} nats a token better (95 %), prose {found.prose:+.2%}"
+    )
+
+
+def _cells(choice: Choice) -> tuple[object, ...]:
+    hits = " / ".join(f"{hit:.2f}" for hit in choice.hits)
+    shown = ("-",) * 4
+    if choice.answers is not None:
+        shown = (
+            choice.kind,
+            f"{choice.opens:.0%} of prose",
+            f"{choice.answers:+.3f}",
+            f"{choice.prose:+.2%}",
+        )
+    used = "yes" if choice.used else "no"
+    return (choice.mixer, choice.head, hits, *shown, used, choice.why)
+
+
+def _row(found: Outcome) -> dict[str, Any]:
+    return {
+        **asdict(found.config),
+        "keeps_base": found.keeps_base,
+        "choices": [choice._asdict() for choice in found.choices],
+        "answers_right": [found.base.right.mean().item(), found.done.right.mean().item()],
+        "answers_gain": [found.low, found.high],
+        "prose_change": found.prose,
+    }

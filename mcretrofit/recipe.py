@@ -1,0 +1,80 @@
+"""A pretraining recipe: what `mcretrofit pretrain` reads from YAML."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from mcretrofit.config import from_mapping
+from mcretrofit.corpus import KINDS
+from mcretrofit.errors import RetrofitError
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A pretraining recipe (YAML). `mix` weighs the kinds of `corpus.KINDS`; lengths are in tokens.
+
+    `stages` are `[steps, length]` pairs of shorter sequences to begin with, as many tokens a step:
+    recall is found sooner where answers are dense and near. `then` is a second leg: what differs from
+    the first, with a fresh optimiser and learning rate. `stop` ends a leg early on its schedule.
+    `start` names a checkpoint with the same tokenizer: its tensors of the same name and shape are where
+    training begins, the others are fresh.
+    """
+
+    family: str
+    model: dict
+    text: str
+    vocab_size: int = 1024
+    length: int = 512
+    batch: int = 8
+    stages: list = field(default_factory=list)
+    steps: int = 2000
+    stop: int | None = None
+    lr: float = 2e-3
+    warmup: int = 100
+    weight_decay: float = 0.1
+    answer_weight: float = 5.0
+    mix: dict = field(default_factory=lambda: {"needles": 5, "pairs": 3, "copy": 1, "prose": 1})
+    seed: int = 0
+    start: str | None = None
+    then: dict | None = None
+
+    def legs(self) -> list[Recipe]:
+        """The recipe of each leg."""
+        first = replace(self, then=None)
+        second = {**vars(first), "stop": None, "seed": self.seed + 1, **(self.then or {})}
+        return [first] if self.then is None else [first, from_mapping(Recipe, second, "then")]
+
+    def __post_init__(self) -> None:
+        unknown = set(self.mix) - set(KINDS)
+        if unknown:
+            raise RetrofitError(
+                f"recipe: mix has {sorted(unknown)}; known kinds are {sorted(KINDS)}"
+            )
+
+    @property
+    def last(self) -> int:
+        """Where the leg ends."""
+        return self.steps if self.stop is None else min(self.steps, self.stop)
+
+    def shape(self, step: int) -> tuple[int, int]:
+        """Sequences and their length at a step."""
+        for steps, length in self.stages:
+            if step < steps:
+                return self.batch * self.length // length, length
+            step -= steps
+        return self.batch, self.length
+
+
+def read_recipe(path: Path, **given: object) -> Recipe:
+    """The recipe of a YAML file, `given` winning over it."""
+    import yaml
+
+    try:
+        read = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise RetrofitError(
+            f"{path}: not a readable recipe ({str(error).splitlines()[0]})"
+        ) from error
+    given = {name: value for name, value in given.items() if value is not None}
+    return from_mapping(Recipe, {**(read or {}), **given}, str(path))

@@ -1,0 +1,228 @@
+"""Choose, head by head and without gradients, what caching does: by planted facts and prose.
+
+For each slow head: does a score find the segment that holds a fact (its hit rate), and at which
+threshold does opening the head help answers and leave prose alone? A threshold is given as the share of
+prose tokens that would open the head, so that heavy-tailed scores need no other treatment. The choice
+is confirmed on facts that it was not made on; where it is not, the answer is: keep the base.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from mcretrofit.calibrate import calibrate, windows
+from mcretrofit.config import CachingConfig
+from mcretrofit.errors import RetrofitError
+from mcretrofit.hits import Key, Seen, watched
+from mcretrofit.planted import Losses, Planted, losses, planted
+from mcretrofit.retrofit import Cover, retrofitted
+from mcretrofit.rows import interval
+from mcretrofit.rules import Z_TEMPERATURE
+from mcretrofit.tokenizer import Tokenizer
+
+KINDS = ("raw", "whitened")
+OPEN = (0.5, 0.1, 0.02)  # shares of prose tokens that may open a head
+LEAST_HIT = 1.5  # times chance
+WORSE = 0.0025  # of the base's prose loss, while searching
+LIMIT = 0.005  # of the base's prose loss, in the end
+
+
+class Choice(NamedTuple):
+    """What was found for one head; losses are changes against the base, in nats a token."""
+
+    mixer: str
+    head: int
+    hits: tuple[float, ...]  # by KINDS
+    used: bool
+    why: str
+    kind: str | None = None
+    opens: float | None = None  # share of prose tokens
+    threshold: float | None = None
+    answers: float | None = None
+    prose: float | None = None  # relative
+
+
+class Outcome(NamedTuple):
+    """The covers to attach with, the table that explains them, and how they did on unseen facts."""
+
+    config: CachingConfig
+    covers: dict[str, Cover]
+    choices: list[Choice]
+    base: Losses
+    done: Losses
+    low: float  # 95 % interval of what an answer gains, nats a token
+    high: float
+
+    @property
+    def prose(self) -> float:
+        """Relative change of the prose loss."""
+        return self.done.prose / self.base.prose - 1
+
+    @property
+    def keeps_base(self) -> bool:
+        return not any(cover.heads for cover in self.covers.values())
+
+
+class Searcher:
+    """One model and the facts planted for it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Tokenizer,
+        text: str,
+        config: CachingConfig,
+        *,
+        length: int,
+        count: int = 4,
+        pairs: int = 16,
+        tick: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        if not config.routed or config.rule != "z":
+            raise RetrofitError(
+                f"calibrate searches thresholds of the z rule; {config.variant} with rule "
+                f"{config.rule} has none (take grm, ssc, soup or loglinear with --rule z)"
+            )
+        self.model, self.config, self.tick = model, config, tick
+        ids = tokenizer.encode(text)
+        self.prose = windows(ids, config.segment)
+        plant = {"length": length, "count": count, "pairs": pairs}
+        self.facts = planted(tokenizer, text, seed=1, **plant)
+        self.unseen = planted(tokenizer, text, seed=2, **plant)
+        self.made = {
+            kind: calibrate(model, ids, config.replace(whiten=kind == "whitened")) for kind in KINDS
+        }
+        self.eye = {
+            name: torch.eye(cover.mask.shape[1]).repeat(len(cover.heads), 1, 1)
+            for name, cover in self.made["raw"].covers.items()
+        }
+
+    def search(self) -> Outcome:
+        """Every step, from scores to the confirmed choice."""
+        self.tick("base")
+        base = losses(self.model, self.facts, self.prose)
+        seen = {kind: self.watched(kind) for kind in KINDS}
+        found = [self.head(key, seen, base) for key in self.keys()]
+        chosen = self.together([c for c in found if c.used], base)
+        self.tick("confirming on other facts")
+        covers = self.covers(chosen)
+        before, after = losses(self.model, self.unseen, self.prose), self.trial(chosen, self.unseen)
+        low, high = interval((before.answers - after.answers).tolist())
+        harmed = after.prose > before.prose * (1 + LIMIT)
+        if not chosen or low <= 0 or harmed:
+            covers = self.covers([])
+            chosen = []
+        kept = {(c.mixer, c.head) for c in chosen}
+        table = [
+            c
+            if not c.used or (c.mixer, c.head) in kept
+            else c._replace(used=False, why=_dropped(c))
+            for c in found
+        ]
+        config = self.config.replace(whiten=any(c.kind == "whitened" for c in chosen))
+        return Outcome(config, covers, table, before, after, low, high)
+
+    def keys(self) -> list[Key]:
+        """The heads that may be cached."""
+        covers = self.made["raw"].covers
+        return [(name, head) for name, cover in covers.items() for head in cover.heads]
+
+    def watched(self, kind: str) -> dict[Key, Seen]:
+        """Hit rates and the loudest prose scores of every head."""
+        self.tick(f"{kind} scores")
+        config = self.config.replace(whiten=kind == "whitened")
+        return watched(self.model, config, self.made[kind].covers, self.facts, self.prose)
+
+    def head(self, key: Key, seen: dict[str, dict[Key, Seen]], base: Losses) -> Choice:
+        """The best score and threshold of one head alone."""
+        hits = tuple(seen[kind][key].hit for kind in KINDS)
+        nothing = Choice(*key, hits, False, "its scores do not find planted facts")
+        tried = [
+            self.alone(key, kind, share, seen[kind][key], hits, base)
+            for kind, share in product(KINDS, OPEN)
+            if seen[kind][key].hit >= LEAST_HIT * seen[kind][key].chance
+        ]
+        if not tried:
+            return nothing
+        safe = [c for c in tried if c.prose <= WORSE]
+        if not safe:
+            least = min(tried, key=lambda c: c.prose)
+            return least._replace(used=False, why=f"opening it harms prose by {least.prose:.2%}")
+        best = min(safe, key=lambda c: c.answers)
+        if best.answers >= 0:
+            return best._replace(used=False, why="opening it does not help answers")
+        return best._replace(used=True, why="opening it helps answers")
+
+    def alone(
+        self, key: Key, kind: str, share: float, seen: Seen, hits: tuple, base: Losses
+    ) -> Choice:
+        """One head with one threshold."""
+        threshold = seen.loudest.quantile(1 - share).item()
+        choice = Choice(*key, hits, False, "", kind, share, threshold)
+        self.tick(f"{key[0]} head {key[1]}: {kind}, open for {share:.0%} of prose")
+        done = self.trial([choice], self.facts)
+        return choice._replace(
+            answers=(done.answers.mean() - base.answers.mean()).item(),
+            prose=done.prose / base.prose - 1,
+        )
+
+    def together(self, found: list[Choice], base: Losses) -> list[Choice]:
+        """Heads by what they gain, each kept where it helps beside those before it."""
+        kept: list[Choice] = []
+        best = base.answers.mean().item()
+        for choice in sorted(found, key=lambda c: c.answers):
+            self.tick(f"{choice.mixer} head {choice.head} beside {len(kept)} others")
+            done = self.trial([*kept, choice], self.facts)
+            harm = done.prose / base.prose - 1
+            if done.answers.mean().item() < best and harm <= WORSE:
+                kept.append(choice)
+                best = done.answers.mean().item()
+        return kept
+
+    def trial(self, choices: list[Choice], some: list[Planted]) -> Losses:
+        """Losses with these heads open."""
+        config = self.config.replace(whiten=any(c.kind == "whitened" for c in choices))
+        covers = self.covers(choices)
+        if not choices:
+            return losses(self.model, some, self.prose)
+        with retrofitted(self.model, config, covers):
+            return losses(self.model, some, self.prose)
+
+    def covers(self, choices: list[Choice]) -> dict[str, Cover]:
+        """Covers of the chosen heads; thresholds become the mean and spread that the z rule reads."""
+        turned = any(c.kind == "whitened" for c in choices)
+        return {
+            name: self._cover(name, [c for c in choices if c.mixer == name], turned)
+            for name in self.made["raw"].covers
+        }
+
+    def _cover(self, name: str, choices: list[Choice], turned: bool) -> Cover:
+        raw, white = (self.made[kind].covers[name] for kind in KINDS)
+        choices = sorted(choices, key=lambda c: c.head)
+        at = [raw.heads.index(c.head) for c in choices]
+        means, stds, matrices = [], [], []
+        for i, choice in zip(at, choices, strict=True):
+            own = white if choice.kind == "whitened" else raw
+            scale = max((choice.threshold - own.mean[i].item()) / 2, 1e-6)
+            heat = self.config.temperature or Z_TEMPERATURE
+            spread = scale * heat / Z_TEMPERATURE
+            means.append(choice.threshold - self.config.margin * spread)
+            stds.append(spread)
+            matrices.append((white.whiten if choice.kind == "whitened" else self.eye[name])[i])
+        return Cover(
+            [c.head for c in choices],
+            raw.total,
+            raw.mask[at],
+            torch.tensor(means),
+            torch.tensor(stds),
+            torch.stack(matrices) if turned and matrices else None,
+        )
+
+
+def _dropped(choice: Choice) -> str:
+    return f"{choice.why} alone, but not beside the others or not on other facts"

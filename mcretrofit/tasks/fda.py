@@ -1,0 +1,34 @@
+"""Retrieval from FDA medical device reports by attribute, --data FILE (2304.09433, 2402.18668).
+
+--data: JSON or JSONL of {context, question, answers} (`_retrieval.py` has the schema), or the
+cloze set's own {text, key, value}: the report, an attribute's name and its value.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mcretrofit.tasks import Sample
+from mcretrofit.tasks._retrieval import Request, keyed, retrieve
+from mcretrofit.tasks._retrieval import contains as score
+from mcretrofit.tokenizer import Tokenizer
+
+__all__ = ["METRIC", "samples", "score"]
+
+METRIC = "accuracy"
+
+
+def samples(
+    *,
+    length: int,
+    depth: float | None = None,
+    count: int,
+    seed: int,
+    tokenizer: Tokenizer,
+    template: str | Path = "ruler",
+    haystack: str | Path | None = None,
+    data: str | Path | None = None,
+) -> list[Sample]:
+    """`count` prompts of at most `length` tokens, the context cut around the answer."""
+    request = Request(length, depth, count, seed, tokenizer, template, haystack, data)
+    return retrieve("fda", request, keyed)

@@ -1,0 +1,142 @@
+"""The search for heads, scores and thresholds, on a model that gains and on one that cannot."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cli_helpers import refused, runner
+
+from mcretrofit.calibrate import shipped_text, windows
+from mcretrofit.config import CachingConfig
+from mcretrofit.errors import RetrofitError
+from mcretrofit.model import load
+from mcretrofit.planted import losses, planted
+from mcretrofit.retrofit import plans, retrofitted
+from mcretrofit.search import Choice, Searcher
+
+GAINS = "builtin:gated_deltanet"
+
+
+@pytest.fixture(scope="module")
+def gains():
+    return load(GAINS)
+
+
+@pytest.fixture(scope="module")
+def searcher(gains):
+    return Searcher(
+        gains.model,
+        gains.tokenizer(),
+        shipped_text(),
+        CachingConfig(),
+        length=1536,
+        count=2,
+        pairs=20,
+    )
+
+
+def test_planted_facts_are_where_they_are_said_to_be(gains):
+    tokenizer = gains.tokenizer()
+    (one,) = planted(tokenizer, shipped_text(), length=700, count=1, pairs=3, seed=5)
+    assert len(one.ids) <= 700 and len(one.answers) == len(one.facts) == 3
+    for (i, j), (start, stop) in zip(one.answers, one.facts, strict=True):
+        value = tokenizer.decode(one.ids[i:j])
+        line = tokenizer.decode(one.ids[start:stop])
+        assert line.endswith(value) and ":" in line and stop <= one.answers[0][0]
+
+
+def test_losses_equal_one_pass_over_the_whole(gains):
+    some = planted(gains.tokenizer(), shipped_text(), length=1300, count=2, pairs=4, seed=5)
+    prose = windows(gains.tokenizer().encode(shipped_text()), 256, 2048)
+    got = losses(gains.model, some, prose)
+    answers = []
+    for one in some:
+        ids = torch.tensor([one.ids])
+        with torch.no_grad():
+            logits = gains.model(ids).logits[0, :-1]
+        each = F.cross_entropy(logits, ids[0, 1:], reduction="none")
+        answers += [each[i - 1 : j - 1].mean() for i, j in one.answers]
+    torch.testing.assert_close(got.answers, torch.stack(answers).double(), rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        logits = gains.model(prose).logits[:, :-1].flatten(0, 1)
+    assert got.prose == pytest.approx(F.cross_entropy(logits, prose[:, 1:].flatten()).item(), 1e-4)
+
+
+@pytest.mark.parametrize("kind", ["raw", "whitened"])
+def test_a_threshold_is_where_the_online_read_and_the_segment_weigh_alike(searcher, kind):
+    (name, head), *_ = searcher.keys()
+    choice = Choice(name, head, (0.0, 0.0), True, "", kind, 0.1, 1.25)
+    config = searcher.config.replace(whiten=kind == "whitened")
+    with retrofitted(searcher.model, config, searcher.covers([choice])):
+        gate = plans(searcher.model)[name].gate
+        from mcretrofit import rules
+
+        scores = torch.tensor([1.0, 1.25, 1.6]).view(1, 1, 1, 3)
+        logits, online = rules.z(scores, gate.mean, gate.std, config.margin, rules.Z_TEMPERATURE)
+    low, even, high = logits.flatten().tolist()
+    assert online.item() == 0 and even == pytest.approx(0, abs=1e-4) and low < 0 < high
+    assert (gate.whiten is None) == (kind == "raw")
+
+
+def test_the_search_finds_what_helps_and_confirms_it(searcher):
+    before = {name: tensor.clone() for name, tensor in searcher.model.state_dict().items()}
+    found = searcher.search()
+    assert all(torch.equal(searcher.model.state_dict()[n], t) for n, t in before.items())
+    assert not found.keeps_base and found.low > 0 and found.prose <= 0.005
+    assert found.done.right.mean() > found.base.right.mean() + 0.1
+    used = [c for c in found.choices if c.used]
+    assert used and {(n, h) for n, c in found.covers.items() for h in c.heads} == {
+        (c.mixer, c.head) for c in used
+    }
+
+
+def test_a_model_that_recalls_nothing_keeps_its_base(gains):
+    loaded = load(GAINS)
+    with torch.no_grad():
+        for name, weight in loaded.model.named_parameters():
+            if "k_proj" in name:
+                weight.normal_(generator=torch.Generator().manual_seed(0))
+    found = Searcher(
+        loaded.model,
+        loaded.tokenizer(),
+        shipped_text(),
+        CachingConfig(),
+        length=1100,
+        count=1,
+        pairs=8,
+    ).search()
+    assert found.keeps_base and not any(c.used for c in found.choices)
+
+
+@pytest.mark.parametrize("changes", [{"variant": "residual"}, {"rule": "plain"}])
+def test_what_has_no_threshold_is_refused(gains, changes):
+    config = CachingConfig().replace(**changes)
+    with pytest.raises(RetrofitError, match="z rule"):
+        Searcher(gains.model, gains.tokenizer(), shipped_text(), config, length=1100)
+
+
+@pytest.fixture
+def run(capsys):
+    return runner(capsys)
+
+
+def test_calibrate_rewrites_a_wrapped_folder(run, tmp_path):
+    folder = tmp_path / "retrofit"
+    assert run("wrap", GAINS, "--out", folder).status == 0
+    small = ("--length", 1100, "--samples", 1, "--pairs", 12, "--json")
+    done = run("calibrate", folder, *small)
+    assert done.status == 0, done
+    (row,) = done.rows
+    assert row["folder"] == str(folder) and row["choices"]
+    stored = json.loads((folder / "caching.json").read_text())
+    heads = sum(len(layer["heads"]) for layer in stored["layers"].values())
+    assert heads == sum(choice["used"] for choice in row["choices"])
+    assert run("eval", folder, "--task", "niah", "--lengths", 512, "--samples", 2).status == 0
+
+
+@pytest.mark.parametrize("flag", ["--length", "--samples", "--pairs"])
+def test_impossible_numbers_are_refused(run, flag):
+    refused(run("calibrate", GAINS, flag, 0), 2, flag, "at least 1")
