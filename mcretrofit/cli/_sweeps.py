@@ -41,6 +41,8 @@ def carry_out(
 
     part = _shard(shard)
     executor = registry.load("executors", how[0])
+    if not dry:
+        executor.check()
     check_device(recipe.device)
     described, traits = _traits(recipe)
     made = plan(recipe.axes, traits, recipe.controls)

@@ -10,6 +10,10 @@ from mcretrofit.executors._todo import PAUSE, Todo
 from mcretrofit.worker import Setup, Worker
 
 
+def check() -> None:
+    """This process is always there."""
+
+
 def execute(
     todo: Todo, setup: Setup, workers: int, tick: Callable[..., None]
 ) -> Iterator[dict[str, Any]]:

@@ -23,7 +23,7 @@ def execute(
     todo: Todo, setup: Setup, workers: int, tick: Callable[..., None]
 ) -> Iterator[dict[str, Any]]:
     """Rows as they are finished; only this process writes to the run folder."""
-    ray = _ray()
+    ray = check()
     ours = not ray.is_initialized()
     if ours:
         _start(ray, workers)
@@ -57,7 +57,8 @@ def execute(
             ray.shutdown()
 
 
-def _ray() -> Any:
+def check() -> Any:
+    """The library itself, where it is installed."""
     try:
         import ray
     except ImportError as error:
