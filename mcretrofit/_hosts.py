@@ -6,7 +6,9 @@ copies into fixed buffers, so a subclass of that layer carries the segments.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor, nn
@@ -84,3 +86,25 @@ def _layer(cache: Any, index: int) -> Any:
     vars(carrying).update(vars(layer))
     cache.layers[index] = carrying
     return carrying
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """In place of a kernel that would go past the op."""
+
+
+def by_device(function: FunctionType) -> dict[str, Callable]:
+    """Kernels that a host bound to a GPU package, made to take their torch body on a CPU."""
+    bodies = {}
+    for name in function.__code__.co_names:
+        bound = function.__globals__.get(name)
+        if inspect.isfunction(bound) and hasattr(bound, "__wrapped__"):
+            bodies[name] = _chosen(bound, inspect.unwrap(bound))
+    return bodies
+
+
+def _chosen(kernel: Callable, body: Callable) -> Callable:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        first = next(a for a in (*args, *kwargs.values()) if isinstance(a, Tensor))
+        return (kernel if first.is_cuda else body)(*args, **kwargs)
+
+    return run

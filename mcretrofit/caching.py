@@ -7,69 +7,19 @@ is their read of the open segment and o, c_i are an aggregator's weights. Pure b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cached_property, partial
-from types import ModuleType
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from mcretrofit_kernels.cached_read import cached_read
 from torch import Tensor
 
-from mcretrofit import rules
-from mcretrofit.aggregators import Reading, Weights
-from mcretrofit.config import CachingConfig
 from mcretrofit.dyadic import DyadicCache
-from mcretrofit.errors import RetrofitError
-from mcretrofit.gates import Gate
 from mcretrofit.memories import Streams
 from mcretrofit.memories._scan import kept, scan, scan_segments, wide
-from mcretrofit.registry import load
+from mcretrofit.plan import Plan
+from mcretrofit.reads import read
 from mcretrofit.routers import Asked, Opened
 from mcretrofit.segments import Bank, Frame, SegmentCache, blocks, frame
-
-
-class Plan:
-    """One mixer's caching: its configuration, its gate, and the modules that the names mean."""
-
-    def __init__(self, config: CachingConfig, gate: Gate, memory: ModuleType, heads: int) -> None:
-        self.config, self.gate, self.memory, self.total = config, gate, memory, heads
-        self.router = load("routers", config.router)
-        self.aggregator = load("aggregators", config.preset.aggregator)
-        self.options = {"top_k": config.top_k} if config.preset.aggregator == "ssc" else {}
-        self.logarithmic = config.preset.segmentation == "logarithmic"
-        # calibration looks at the scores and at what is visible through this
-        self.watch: Callable[[Tensor, Tensor], None] | None = None
-        # controls weigh segments in their own way through this: (weigh, reading, bank, opened)
-        self.reroute: Callable[..., Weights] | None = None
-        if self.logarithmic and config.init == "reset" and not memory.MERGES:
-            kind = memory.__name__.rsplit(".", 1)[1]
-            raise RetrofitError(
-                f"loglinear with init reset has no way to merge the states of a {kind} memory; "
-                "take --init carry_delta or carry"
-            )
-
-    @cached_property
-    def all_heads(self) -> bool:
-        return self.gate.heads == list(range(self.total))
-
-    @cached_property
-    def partial(self) -> bool:
-        """Whether some channels of a cached head are left alone."""
-        return bool((self.gate.mask == 0).any())
-
-    def start(self, batch: int, device: torch.device) -> SegmentCache:
-        """An empty cache of this plan's kind."""
-        return (DyadicCache if self.logarithmic else SegmentCache).start(batch, device)
-
-    def cached(self, x: Tensor) -> Tensor:
-        """The cached heads of `x [B, T, H, ...]`."""
-        return x if self.all_heads else x[:, :, self.gate.heads]
-
-    def pick(self, streams: Streams, masked: bool) -> Streams:
-        """The cached heads of all streams, their queries masked to the cached channels if asked."""
-        picked = streams.map(self.cached)
-        return picked._replace(q=self.gate.masked(picked.q)) if masked else picked
 
 
 class Scanned(NamedTuple):
@@ -130,7 +80,7 @@ def _reset(plan: Plan, framed: Streams, state: Tensor, cache: SegmentCache, laid
     own = plan.pick(framed, True)
     start = cache.origin if cache.online is None else cache.online
     online, _, ends = scan_segments(plan.memory, own, laid.size, start, "reset")
-    cache.online = _pick(torch.cat([ends, torch.zeros_like(ends[:, :1])], 1), laid.closed)
+    cache.online = _after(ends, laid)
     if plan.partial:
         q = framed.q.clone()
         q[:, :, plan.gate.heads] = q[:, :, plan.gate.heads] * (1 - plan.gate.mask.to(q.dtype))
@@ -167,15 +117,13 @@ def _mix(
     if cache.open_summary is not None:
         before = torch.cat([cache.open_summary[:, None], before[:, 1:]], 1)
     summaries = fresh + before
-    places = None
-    if plan.reroute is not None:
-        places = (cache.counts * plan.config.segment + cache.phase)[:, None] + tokens.cumsum(1) - 1
-    decay = _decay(own, cache, laid)
-    written = _own(plan, scanned.ends, cache, decay, laid)
+    opened = _opened(plan, keys, tokens, cache, laid)
+    began = cache.origin[:, None]
+    began = torch.cat([began, scanned.ends[:, :-1]], 1) if count > 1 else began
+    since, decay = _decay(own, cache, laid)
+    written = _own(plan, scanned.ends, began, cache, decay, laid)
     index = cache.counts[:, None] + torch.arange(count, device=tokens.device)
-    cache.open_summary = _pick(
-        torch.cat([summaries, torch.zeros_like(summaries[:, :1])], 1), laid.closed
-    )
+    cache.open_summary = _after(summaries, laid)
     cache.settle(laid)
     parts = []
     walk = _walk_dyadic if plan.logarithmic else _walk
@@ -186,33 +134,69 @@ def _mix(
             parts.append(online)
             continue
         segment = slice(start // size, -(-stop // size))
-        opened = Opened(keys[:, cut], tokens[:, cut], before[:, segment], min(size, stop - start))
-        if places is not None:
-            opened = opened._replace(places=places[:, cut])
-        parts.append(_read(plan, bank, Asked(asks[:, cut], own.q[:, cut], online), opened, closing))
+        left = _left(plan, own, since, began, cut, segment) if plan.own else None
+        part = opened.cut(cut, before[:, segment], min(size, stop - start))
+        asked = Asked(asks[:, cut], own.q[:, cut], online)
+        parts.append(read(plan, bank, asked, part, closing, left))
     return torch.cat(parts, 1)
 
 
-def _decay(own: Streams, cache: SegmentCache, laid: Frame) -> Tensor | None:
-    """Total log decay of each segment so far `[B, S, H']` or `[B, S, H', K]`."""
+def _opened(plan: Plan, keys: Tensor, tokens: Tensor, cache: SegmentCache, laid: Frame) -> Opened:
+    """What the open segments hold of their own, as far as the plan looks at it."""
+    opened = Opened(keys, tokens, keys, laid.size)
+    if not plan.own and plan.reroute is None:
+        return opened
+    segment = plan.config.segment
+    places = (cache.counts * segment + cache.phase)[:, None] + tokens.cumsum(1) - 1
+    opened = opened._replace(places=places)
+    if not plan.own:
+        return opened
+    share = (places % segment + 1 - plan.near).clamp_min(0).to(keys.dtype) / segment
+    near = cache.remember(keys, laid, tokens.sum(1), plan.near)
+    return opened._replace(share=share, lag=plan.near, near=near, begun=laid.begun)
+
+
+def _left(
+    plan: Plan, own: Streams, since: Tensor | None, began: Tensor, cut: slice, segment: slice
+) -> Tensor:
+    """The reads `[B, T, H', V]` of what is left of the segments' start states."""
+    q = own.q[:, cut]
+    if since is not None:
+        since = since - own.decay if getattr(plan.memory, "READS_FIRST", False) else since
+        kept_on = since[:, cut].exp()
+        q = q * (kept_on if kept_on.dim() == q.dim() else kept_on[..., None])
+    starts = began[:, segment]
+    q = q.unflatten(1, (starts.shape[1], -1)).transpose(2, 3)
+    return (q @ starts).transpose(2, 3).flatten(1, 2)
+
+
+def _decay(own: Streams, cache: SegmentCache, laid: Frame) -> tuple[Tensor | None, Tensor | None]:
+    """Log decay since the segment's start of every token `[B, F, H']` or `[B, F, H', K]`, and of
+    each segment so far `[B, S, ...]`."""
     if own.decay is None:
-        return None
-    total = own.decay.unflatten(1, (laid.count, laid.size)).sum(2)
+        return None, None
+    since = own.decay.unflatten(1, (laid.count, laid.size)).cumsum(2)
     if cache.open_decay is not None:
-        total = torch.cat([total[:, :1] + cache.open_decay[:, None], total[:, 1:]], 1)
-    cache.open_decay = _pick(torch.cat([total, torch.zeros_like(total[:, :1])], 1), laid.closed)
-    return total
+        since = torch.cat([since[:, :1] + cache.open_decay[:, None, None], since[:, 1:]], 1)
+    total = since[:, :, -1]
+    cache.open_decay = _after(total, laid)
+    return since.flatten(1, 2), total
 
 
 def _own(
-    plan: Plan, ends: Tensor, cache: SegmentCache, decay: Tensor | None, laid: Frame
+    plan: Plan,
+    ends: Tensor,
+    began: Tensor,
+    cache: SegmentCache,
+    decay: Tensor | None,
+    laid: Frame,
 ) -> Tensor:
     """What is cached of each segment: its end state, or under `carry_delta` what it wrote itself."""
-    if plan.config.init != "carry_delta":
+    if plan.config.init != "carry_delta" or not laid.closing:
+        # what is not closed is not cached
         return ends
-    left = kept(torch.cat([cache.origin[:, None], ends[:, :-1]], 1), decay)
     cache.origin = _pick(torch.cat([cache.origin[:, None], ends], 1), laid.closed)
-    return ends - left
+    return ends - kept(began, decay)
 
 
 def _walk(
@@ -225,7 +209,7 @@ def _walk(
     plan: Plan,
 ) -> Iterator[tuple[int, int, Bank | None, None]]:
     """Constant segments: all are closed first, then runs of them read what came before."""
-    held, closed = cache.held, int(laid.closed.max())
+    held, closed = cache.held, laid.closing
     if closed:
         cache.append(written[:, :closed], summaries[:, :closed], laid.closed)
     for first, last in blocks(laid.count, laid.size):
@@ -264,53 +248,11 @@ def _walk_dyadic(
         yield stop - 1, stop, cache.bank(tail, rows), rows
 
 
-def _read(plan: Plan, bank: Bank, asked: Asked, opened: Opened, closing: Tensor | None) -> Tensor:
-    """Weigh and read `[B, T, H', V]`; in rows `closing [B]` the newest block is the online memory."""
-    if closing is not None:
-        asked, opened = _merged(plan, bank, asked, opened, closing)
-    if plan.watch is not None:
-        plan.watch(_surprise(plan, bank, asked), bank.visible & opened.valid[..., None])
-        return asked.online
-    reading = Reading(bank.visible, asked.q.shape[2], lambda: _logits(plan, bank, asked, opened))
-    weigh = partial(plan.aggregator.weigh, **plan.options)
-    weights = weigh(reading) if plan.reroute is None else plan.reroute(weigh, reading, bank, opened)
-    read = cached_read(bank.states, asked.q, weights.cached, weights.indices)
-    return weights.online[..., None] * asked.online + read
-
-
-def _merged(
-    plan: Plan, bank: Bank, asked: Asked, opened: Opened, closing: Tensor
-) -> tuple[Asked, Opened]:
-    """The newest closed block taken for the open segment: its summary, and under reset its state."""
-    rows = torch.arange(len(closing), device=closing.device)
-    newest = bank.newest
-    here = closing[:, None, None, None]
-    if plan.config.init == "reset":
-        alone = asked.q.new_ones(*asked.q.shape[:3], 1)
-        merged = cached_read(bank.states[rows, newest][:, None], asked.q, alone)
-        asked = asked._replace(online=torch.where(here, merged, asked.online))
-    before = torch.where(here, bank.summaries[rows, newest][:, None], opened.before)
-    keys = opened.keys.masked_fill(here, 0)
-    return asked, Opened(keys, opened.valid & ~closing[:, None], before, 1, opened.places)
-
-
-def _logits(plan: Plan, bank: Bank, asked: Asked, opened: Opened) -> tuple[Tensor, Tensor]:
-    config, gate = plan.config, plan.gate
-    if config.rule == "z":
-        scores = _surprise(plan, bank, asked)
-        heat = rules.Z_TEMPERATURE if config.temperature is None else config.temperature
-        cached, online = rules.z(scores, gate.mean, gate.std, config.margin, heat, config.shared)
-    else:
-        heat = plan.router.TEMPERATURE if config.temperature is None else config.temperature
-        cached, online = rules.plain(*plan.router.score(asked, bank, opened), heat)
-    return cached, gate.biased(online)
-
-
-def _surprise(plan: Plan, bank: Bank, asked: Asked) -> Tensor:
-    """The scores that the z rule looks at `[B, T, H', N]`."""
-    scores, _ = plan.router.score(asked, bank, None)
-    compared = plan.config.relative and plan.router.POSITIVE
-    return rules.relative(scores, bank.visible) if compared else scores
+def _after(sums: Tensor, laid: Frame) -> Tensor:
+    """The open segment's running sum after this call, of those of all its segments `[B, S, ...]`."""
+    if not laid.closing:
+        return sums[:, 0]
+    return _pick(torch.cat([sums, torch.zeros_like(sums[:, :1])], 1), laid.closed)
 
 
 def _pick(stack: Tensor, at: Tensor) -> Tensor:

@@ -56,7 +56,9 @@ class CachingConfig:
 
     `segment` is in tokens; `heads` is `slow` (time constant above `tau` tokens) or `all`; `rule` and
     `margin` make logits of scores (`rules.py`), `relative` compares a score with the token's own mean
-    first, `shared` routes all cached heads of a layer alike, `temperature` None takes the rule's own.
+    first, `shared` routes all cached heads of a layer alike, `own` lets what the open segment wrote
+    itself win over the past too (`reads.py`), `temperature` None takes the rule's own.
+    `gate` adds what `tune` trains; a `rank` of 0 is a full matrix.
     """
 
     variant: str = "ssc"
@@ -70,9 +72,11 @@ class CachingConfig:
     margin: float = 2.0
     relative: bool = True
     shared: bool = True
+    own: bool = True
     temperature: float | None = None
     whiten: bool = True
     gate: bool = False
+    rank: int = 0
 
     def __post_init__(self) -> None:
         from mcretrofit import registry
@@ -87,7 +91,7 @@ class CachingConfig:
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise unknown(name, str(getattr(self, name)), known)
-        for name, least in (("segment", 1), ("top_k", 1)):
+        for name, least in (("segment", 1), ("top_k", 1), ("rank", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 flag = name.replace("_", "-")

@@ -69,8 +69,11 @@ class Decoder(nn.Module):
         self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(block(config, i) for i in range(config.num_hidden_layers))
         self.norm = norm(config)
+        for name, parameter in getattr(family, "shared", lambda _: {})(config).items():
+            self.register_parameter(name, parameter)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
+        context.shared.update(self.named_parameters(recurse=False))
         for layer in self.layers:
             x = layer(x, context)
         return self.norm(x)
@@ -107,9 +110,9 @@ class DecoderForCausalLM(PreTrainedModel, GenerationMixin):
 
     def start(self) -> DecoderForCausalLM:
         """Give the mixers the decays that a model trained from scratch begins with."""
-        for layer in self.model.layers:
-            if hasattr(layer.attn, "start"):
-                layer.attn.start()
+        for module in self.model.layers.modules():
+            if hasattr(module, "start"):
+                module.start()
         return self
 
     def get_input_embeddings(self) -> nn.Embedding:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mcretrofit.clock import Clock
 from mcretrofit.errors import RetrofitError
 from mcretrofit.positions import by_position, trained_length
 from mcretrofit.registry import load
@@ -27,13 +28,16 @@ BATCH = 16384  # tokens of all rows of a batch
 class Outcome(NamedTuple):
     """One cell: a score a sample, the bytes of cached segments after the longest prompt, seconds.
 
-    `windows` are (start, end, bits per byte) by position, of text alone.
+    `windows` are (start, end, bits per byte) by position, of text alone; `prefill` are the seconds
+    without decoding, `step` those of one decoding step (0 where nothing was decoded).
     """
 
     scores: list[float]
     cache_bytes: int
     seconds: float
     windows: tuple[tuple[int, int, float], ...] = ()
+    prefill: float = 0.0
+    step: float = 0.0
 
     @property
     def mean(self) -> float:
@@ -46,9 +50,11 @@ def task_samples(task: str, **request: Any) -> list[Sample]:
     return module.samples(**{k: v for k, v in request.items() if v is not None})
 
 
-def metric(task: str) -> str:
-    """`accuracy` or `bits_per_byte`."""
-    return load("tasks", ALIASES.get(task, task)).METRIC
+def metric(task: str, sample: Sample | None = None) -> str:
+    """`accuracy` or `bits_per_byte`, or what a task calls the metric of a sample."""
+    module = load("tasks", ALIASES.get(task, task))
+    own = getattr(module, "metric", None)
+    return module.METRIC if own is None or sample is None else own(sample)
 
 
 def run(
@@ -62,20 +68,22 @@ def run(
     """Score every sample; `begin` is told of a batch before it is read, `tick(n)` of n read ones."""
     module = load("tasks", ALIASES.get(task, task))
     way = _way(samples[0])
-    scores, held, started = [0.0] * len(samples), 0, time.monotonic()
+    scores, held, started, clock = [0.0] * len(samples), 0, time.monotonic(), Clock()
     spent: list[Tensor] = []
     # rows of one length need no padding
     order = sorted(range(len(samples)), key=lambda i: samples[i].tokens)
     for some in _batches([samples[i] for i in order]):
         begin(some)
-        done, cache, *losses = way(model, tokenizer, module, some)
+        done, cache, *losses = way(model, tokenizer, module, some, clock)
         for score in done:
             scores[order.pop(0)] = score
         spent += losses
         held = max(held, segment_bytes(cache) // len(some))
         tick(len(some))
     seconds = time.monotonic() - started
-    return Outcome(scores, held, seconds, by_position(spent, samples, trained_length(model)))
+    windows = by_position(spent, samples, trained_length(model))
+    step = clock.seconds / max(clock.steps, 1)
+    return Outcome(scores, held, seconds, windows, seconds - clock.seconds, step)
 
 
 def _way(sample: Sample) -> Callable:
@@ -135,7 +143,9 @@ def _left_padded(rows: list[list[int]], device: torch.device) -> tuple[Tensor, T
 
 
 @torch.no_grad()
-def _completed(model: nn.Module, tokenizer: Tokenizer, module: Any, some: list[Sample]):
+def _completed(
+    model: nn.Module, tokenizer: Tokenizer, module: Any, some: list[Sample], clock: Clock
+):
     """Greedy completions; a row is done when its score cannot rise any more."""
     prompts = [tokenizer.encode(s.prompt) for s in some]
     ids, mask = _left_padded(prompts, model.device)
@@ -153,7 +163,10 @@ def _completed(model: nn.Module, tokenizer: Tokenizer, module: Any, some: list[S
         if min(scores) == 1.0:
             break
         mask = None if mask is None else F.pad(mask, (0, 1), value=1)
-        out = model(input_ids=token, attention_mask=mask, use_cache=True, **_as_cache(model, cache))
+        with clock.step():
+            out = model(
+                input_ids=token, attention_mask=mask, use_cache=True, **_as_cache(model, cache)
+            )
         logits = out.logits
     return _scores(module, tokenizer, some, said) if whole else scores, cache
 
@@ -171,7 +184,9 @@ def _scores(
 
 
 @torch.no_grad()
-def _labelled(model: nn.Module, tokenizer: Tokenizer, module: Any, some: list[Sample]):
+def _labelled(
+    model: nn.Module, tokenizer: Tokenizer, module: Any, some: list[Sample], clock: Clock
+):
     """Share of the labels that are the likeliest next id at their place."""
     ids, labels = (
         torch.tensor(rows, device=model.device)
@@ -187,7 +202,7 @@ def _labelled(model: nn.Module, tokenizer: Tokenizer, module: Any, some: list[Sa
 
 
 @torch.no_grad()
-def _forced(model: nn.Module, tokenizer: Tokenizer, module: Any, some: list[Sample]):
+def _forced(model: nn.Module, tokenizer: Tokenizer, module: Any, some: list[Sample], clock: Clock):
     """Share of the answers whose every token is the likeliest one, the true answers being read."""
     rows, spans = [], []
     for sample in some:
@@ -215,7 +230,7 @@ def _forced(model: nn.Module, tokenizer: Tokenizer, module: Any, some: list[Samp
 
 
 @torch.no_grad()
-def _windows(model: nn.Module, tokenizer: Tokenizer, module: Any, some: list[Sample]):
+def _windows(model: nn.Module, tokenizer: Tokenizer, module: Any, some: list[Sample], clock: Clock):
     """Bits per byte of windows of text."""
     ids = torch.tensor([s.ids for s in some], device=model.device)
     pieces, cache = [], None

@@ -18,11 +18,11 @@ from torch import nn
 from mcretrofit._bundle import ENTRIES, bundle
 from mcretrofit._shards import Stored, stored, write_weights
 from mcretrofit.atomic import write_atomic_folder
-from mcretrofit.caching import Plan
 from mcretrofit.checkpoint import Checkpoint
 from mcretrofit.decoder import DecoderForCausalLM
 from mcretrofit.errors import RetrofitError, unknown
-from mcretrofit.rawfile import read_json
+from mcretrofit.plan import Plan
+from mcretrofit.rawfile import read_json, show
 from mcretrofit.retrofit import mixers, plans
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
@@ -31,6 +31,7 @@ CARRIED = (
     *("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja"),
     *("rwkv_vocab*.txt", "generation_config.json"),
 )
+_SIZES = {"heads": list, "total": int, "keys": int, "whiten": bool, "gate": bool}
 _CARD = """---
 library_name: transformers
 tags: [memory-caching]
@@ -106,7 +107,9 @@ def restore_(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Wrap a model read from an exported folder as the folder says, gate tensors included."""
     from mcretrofit.exported.modeling_mcretrofit import attach_
 
-    attach_(model, checkpoint.config["caching"], checkpoint.config["covers"] or {})
+    covers = checkpoint.config.get("covers") or {}
+    check_covers(covers, checkpoint)
+    attach_(model, checkpoint.config["caching"], covers)
     homes = {name: t for name, t in model.state_dict().items() if ".mc." in name}
     found = {name for name in checkpoint.names() if ".mc." in name}
     for name in sorted(homes.keys() ^ found):
@@ -115,6 +118,28 @@ def restore_(model: nn.Module, checkpoint: Checkpoint) -> None:
         if checkpoint.shape(name) != tuple(home.shape):
             raise RetrofitError(f"{checkpoint.path}: tensor '{name}' is not {list(home.shape)}")
         home.copy_(checkpoint.read(name))
+
+
+def check_covers(covers: Any, checkpoint: Checkpoint) -> None:
+    """Refuse, before anything is made by its sizes, a `covers` that its own tensors contradict."""
+    where, held = f"{checkpoint.path}: config.json: covers", set(checkpoint.names())
+    if not isinstance(covers, dict):
+        raise RetrofitError(f"{where} does not map mixers to what is cached of them")
+    for name, cover in covers.items():
+        if not isinstance(cover, dict) or _SIZES.keys() != cover.keys():
+            raise RetrofitError(f"{where}: {show(name)} has to hold {', '.join(_SIZES)}")
+        wrong = [field for field, kind in _SIZES.items() if type(cover[field]) is not kind]
+        heads = [] if wrong else cover["heads"]
+        most = 0 if wrong else cover["total"]
+        distinct = all(type(h) is int and 0 <= h < most for h in heads) and len(set(heads)) == len(
+            heads
+        )
+        mask = f"{name}.mc.mask"
+        sized = not heads or (
+            mask in held and checkpoint.shape(mask) == (len(heads), cover["keys"])
+        )
+        if wrong or not distinct or not sized:
+            raise RetrofitError(f"{where}: {show(name)} does not fit its tensors")
 
 
 def _cover(plan: Plan) -> dict[str, Any]:

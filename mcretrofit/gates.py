@@ -1,7 +1,8 @@
 """The gate of one mixer: which heads and channels are cached, score statistics, and trainable `u`.
 
 Its parameters are the only ones that a retrofit adds (`*.mc.*`); they start as the identity:
-`u_t = q_t + x_t W_u` with `W_u = 0`, and an online bias of zero (arXiv 2602.24281, eq 10; MATH 9).
+`u_t = q_t + x_t W_u` with `W_u = 0` (or `A B` of a low rank with `B = 0`), an online bias of zero and a
+log temperature of zero a head (arXiv 2602.24281, eq 10; MATH 9).
 
 Whitening turns the question alone: with `E[k k^T] = S` of unit keys it asks `S^-1/2 q~`, where `q~` is
 `S^-1/2 q` of length one. Then every question scores the same on an ordinary segment, whatever
@@ -18,7 +19,9 @@ from torch import Tensor, nn
 class Gate(nn.Module):
     """`[B, T, D]` hidden states and `[B, T, H, K]` queries of the cached heads -> what they ask with."""
 
-    def __init__(self, heads: list[int], keys: int, width: int = 0, whiten: bool = False) -> None:
+    def __init__(
+        self, heads: list[int], keys: int, width: int = 0, whiten: bool = False, rank: int = 0
+    ) -> None:
         super().__init__()
         count = len(heads)
         self.heads = heads
@@ -26,8 +29,11 @@ class Gate(nn.Module):
         self.register_buffer("mean", torch.zeros(count))
         self.register_buffer("std", torch.ones(count))
         self.register_buffer("whiten", torch.eye(keys).repeat(count, 1, 1) if whiten else None)
-        self.weight = nn.Parameter(torch.zeros(count * keys, width)) if width else None
+        low = min(rank, width)
+        self.down = nn.Parameter(torch.zeros(low, width)) if low else None
+        self.weight = nn.Parameter(torch.zeros(count * keys, low or width)) if width else None
         self.bias = nn.Parameter(torch.zeros(count)) if width else None
+        self.heat = nn.Parameter(torch.zeros(count)) if width else None
 
     def masked(self, x: Tensor) -> Tensor:
         """`x [..., H, K]` with the channels that are not cached set to zero."""
@@ -50,8 +56,16 @@ class Gate(nn.Module):
         u = (self.unit(q) if unit else self.masked(q)) if uses_query else torch.zeros_like(q)
         if self.weight is None or x is None:
             return self.whitened(u)
+        x = x if self.down is None else F.linear(x, self.down.to(x.dtype))
         more = F.linear(x, self.weight.to(x.dtype)).unflatten(-1, (len(self.heads), -1)).to(u.dtype)
-        return self.whitened(F.normalize(u + more, dim=-1) if unit else u + more)
+        if not unit:
+            return self.whitened(u + more)
+        # a difference, so that a gate of zero asks bit for bit what no gate asks
+        return self.whitened(u + (F.normalize(u + more, dim=-1) - F.normalize(u, dim=-1)))
+
+    def heated(self, temperature: float) -> float | Tensor:
+        """The temperature, of each head `[H]` once it is trainable."""
+        return temperature if self.heat is None else temperature * self.heat.exp()
 
     def biased(self, online: Tensor) -> Tensor:
         """The online read's logit `[B, T, H]` with its bias."""

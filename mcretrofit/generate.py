@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -46,7 +47,7 @@ def generate(
     ids = tokenizer.encode(prompt)
     if not ids:
         raise UsageError(f"the prompt is no token to {tokenizer.name}: give some text to continue")
-    return _steps(loaded.model, tokenizer, ids, max_new_tokens, sampling)
+    return steps(loaded.model, tokenizer, ids, max_new_tokens, sampling)
 
 
 def check(prompt: str, most: int, sampling: Sampling) -> None:
@@ -61,32 +62,49 @@ def check(prompt: str, most: int, sampling: Sampling) -> None:
         raise UsageError(f"--top-p {sampling.top_p}: has to be above 0 and at most 1")
 
 
-def _steps(
-    model: Any, tokenizer: Tokenizer, ids: list[int], most: int, sampling: Sampling
+def steps(
+    model: Any,
+    tokenizer: Tokenizer,
+    ids: list[int],
+    most: int,
+    sampling: Sampling,
+    turn: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Iterator[Step]:
+    """A `Step` a token; each pass through the model happens inside a `turn()` of its own."""
     random = torch.Generator().manual_seed(sampling.seed)
     text, made = _Text(tokenizer), 0
-    with torch.no_grad():
-        *_, (_, logits, cache) = read_pieces(
-            model, torch.tensor([ids], device=model.device), None, keep=1
-        )
-        started = time.monotonic()
-        while made < most:
-            token = choose(logits[0, -1], sampling, random)
-            if token == tokenizer.eos_id:
-                break
-            made += 1
-            more = text.add(token, last=made == most)
-            spent = time.monotonic() - started
-            # as `model.generate`: the newest token is not read before it is needed
-            yield Step(more, made, spent, len(ids) + made - 1, segment_bytes(cache))
-            if made < most:
-                one = torch.tensor([[token]], device=model.device)
+    logits, cache = _prompt(model, ids, turn)
+    started = time.monotonic()
+    while made < most:
+        token = choose(logits[0, -1], sampling, random)
+        if token == tokenizer.eos_id:
+            break
+        made += 1
+        more = text.add(token, last=made == most)
+        spent = time.monotonic() - started
+        # as `model.generate`: the newest token is not read before it is needed
+        yield Step(more, made, spent, len(ids) + made - 1, segment_bytes(cache))
+        if made < most:
+            one = torch.tensor([[token]], device=model.device)
+            with turn(), torch.no_grad():
                 logits = model(input_ids=one, past_key_values=cache, use_cache=True).logits
     rest = text.rest()
     if rest:
         spent = time.monotonic() - started
         yield Step(rest, made, spent, len(ids) + made - 1, segment_bytes(cache))
+
+
+def _prompt(
+    model: Any, ids: list[int], turn: Callable[[], AbstractContextManager[Any]]
+) -> tuple[Tensor, Any]:
+    pieces = read_pieces(model, torch.tensor([ids], device=model.device), None, keep=1)
+    found = None
+    while True:
+        with turn(), torch.no_grad():
+            piece = next(pieces, None)
+        if piece is None:
+            return found[1:]
+        found = piece
 
 
 def choose(logits: Tensor, sampling: Sampling, random: torch.Generator) -> int:

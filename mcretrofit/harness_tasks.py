@@ -15,6 +15,7 @@ from mcretrofit.errors import RetrofitError, unknown
 from mcretrofit.evaluate import Outcome
 from mcretrofit.harness import HarnessLM
 from mcretrofit.model import Loaded
+from mcretrofit.pooling import LOWER
 from mcretrofit.retrofit import paused
 from mcretrofit.rows import Cell, Probe, row, verdict
 from mcretrofit.tasks import Sample
@@ -163,6 +164,6 @@ def _outcome(found: Found, model: Any, seconds: float) -> Outcome:
 
 
 def _verdict(base: Outcome, done: Outcome, metric: str, higher: bool) -> str:
-    if metric == "bits_per_byte" or higher:
+    if metric in LOWER or higher:
         return verdict(base, done, metric)
     return verdict(done, base, metric)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -13,6 +13,7 @@ from mcretrofit.errors import RetrofitError, unknown
 from mcretrofit.models._layout import Layout, Part
 from mcretrofit.models._match import match
 from mcretrofit.models._native import native_class
+from mcretrofit.rawfile import show
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _NOT_FIELDS = ("model_type", "family", "architectures", "auto_map", "transformers_version")
 _NOT_FIELDS += ("dtype", "torch_dtype")
 _DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
-_HARMLESS = ("*.rotary.inv_freq",)
+_HARMLESS = ("*.rotary.inv_freq", "*.attn.memory_model.*")
 _GATES = ("*.mc.*",)  # an exported folder holds them too: `model.load` puts them in their place
 _ALWAYS_WIDE = ("A_log", "dt_bias")
 
@@ -44,23 +45,59 @@ def load_model(
     if found is None:
         return _native(checkpoint, dtype, device)
     family, layout = found
-    fields = {k: v for k, v in layout.config.items() if k not in _NOT_FIELDS}
-    with torch.device("meta"):
-        model = DecoderForCausalLM(DecoderConfig(family, **fields))
+    model = empty(checkpoint, family, layout)
     slots = _slots(model)
-    expected = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    tied = {name: first for first, names in slots.items() for name in names if name != first}
-    for name in match(
-        expected,
-        _Shapes(checkpoint.path, layout.parts),
-        tied=tied,
-        harmless=_HARMLESS + (_GATES if checkpoint.config.get("caching") else ()),
-    ):
+    tied = _tied(slots)
+    for name in wanted(checkpoint, model, layout):
         tensor = _read(checkpoint, layout.parts[name])
         tensor = tensor.to(device, _dtype(name, tensor, dtype, device))
         _assign(model, slots.get(name) or slots[tied[name]], nn.Parameter(tensor))
     _check_whole(model)
     return _with_generation(model, checkpoint).eval()
+
+
+def empty(checkpoint: Checkpoint, family: str, layout: Layout) -> DecoderForCausalLM:
+    """The model on the meta device; RetrofitError where no model is as the configuration says."""
+    fields = {k: v for k, v in layout.config.items() if k not in _NOT_FIELDS}
+    _check_layers(checkpoint, fields)
+    try:
+        with torch.device("meta"):
+            return DecoderForCausalLM(DecoderConfig(family, **fields))
+    except RetrofitError:
+        raise
+    # a field of a wrong type or size fails wherever it is first used, in any way
+    except Exception as error:
+        raise _misfit(checkpoint, family, error) from error
+
+
+def wanted(
+    checkpoint: Checkpoint, model: nn.Module, layout: Layout, harmless: tuple[str, ...] = ()
+) -> list[str]:
+    """The model's names to load; RetrofitError for every tensor that is missing, surplus or wrong."""
+    return match(
+        {name: tuple(p.shape) for name, p in model.named_parameters()},
+        _Shapes(checkpoint.path, layout.parts),
+        tied=_tied(_slots(model)),
+        harmless=_HARMLESS + harmless + (_GATES if checkpoint.config.get("caching") else ()),
+    )
+
+
+def _tied(slots: dict[str, list[str]]) -> dict[str, str]:
+    return {name: first for first, names in slots.items() for name in names if name != first}
+
+
+def _check_layers(checkpoint: Checkpoint, fields: dict[str, Any]) -> None:
+    layers, held = fields.get("num_hidden_layers"), len(checkpoint.names())
+    # before they are built: each layer has a tensor of its own
+    if isinstance(layers, int) and not 0 < layers <= held:
+        raise RetrofitError(
+            f"{checkpoint.path}: config.json says {layers} layers, but there are {held} tensors"
+        )
+
+
+def _misfit(checkpoint: Checkpoint, kind: str, error: Exception) -> RetrofitError:
+    reason = show(next(iter(str(error).splitlines()), "") or type(error).__name__)
+    return RetrofitError(f"{checkpoint.path}: its config.json describes no {kind} model: {reason}")
 
 
 def _family(checkpoint: Checkpoint) -> tuple[str, Layout] | None:
@@ -70,6 +107,8 @@ def _family(checkpoint: Checkpoint) -> tuple[str, Layout] | None:
     modules = {name: registry.load("models", name) for name in registry.names("models")}
     kind = config.get("model_type")
     kind = config.get("family") if kind == DecoderConfig.model_type else kind
+    if kind is not None and not isinstance(kind, str):
+        raise RetrofitError(f"{checkpoint.path}: config.json's model_type is no text: {show(kind)}")
     fits = {n: m for n, m in modules.items() if kind is None or kind in (n, *m.MODEL_TYPES)}
     for name, module in fits.items():
         layout = module.from_layout(shapes, config) if hasattr(module, "from_layout") else None
@@ -154,9 +193,13 @@ def _native(checkpoint: Checkpoint, dtype: torch.dtype | None, device: str) -> P
     if dtype is None:
         half = any(checkpoint.dtype(name) in ("BF16", "F16") for name in checkpoint.names())
         dtype = torch.float32 if half and torch.device(device).type == "cpu" else "auto"
-    model, report = found.from_pretrained(
-        checkpoint.folder, dtype=dtype, local_files_only=True, output_loading_info=True
-    )
+    _check_layers(checkpoint, checkpoint.config)
+    try:
+        model, report = found.from_pretrained(
+            checkpoint.folder, dtype=dtype, local_files_only=True, output_loading_info=True
+        )
+    except Exception as error:
+        raise _misfit(checkpoint, checkpoint.config["model_type"], error) from error
     for fault in ("missing_keys", "mismatched_keys"):
         names = sorted(map(str, report[fault]))
         if names:

@@ -10,6 +10,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
+from mcretrofit._legacy import Clipped, check_claims
 from mcretrofit.errors import RetrofitError
 from mcretrofit.rawfile import file_size, read_bytes, refuse_pointer, show
 from mcretrofit.tensorfile import DTYPES, TensorInfo
@@ -85,7 +86,12 @@ def _restricted_load(path: Path, zipped: bool) -> Any:
         with warnings.catch_warnings():
             # what torch finds odd about the pickle does not matter once it is tensors or refused
             warnings.simplefilter("ignore")
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+            if zipped:
+                return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            with open(path, "rb") as opened:
+                file = Clipped(opened)
+                check_claims(file)
+                return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         # a hostile pickle can make the unpickler raise anything; all of it means the same
         text = str(error)

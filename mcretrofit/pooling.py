@@ -10,7 +10,8 @@ from typing import NamedTuple
 from mcretrofit.results import Row
 
 UNROUTED = "helps, but so do random segments"
-LOWER = frozenset({"bits_per_byte", "perplexity"})  # metrics of which less is better
+# metrics of text, of which less is better
+LOWER = frozenset({"bits_per_byte", "perplexity", "byte_perplexity", "word_perplexity"})
 
 
 class Measured(NamedTuple):
@@ -56,10 +57,10 @@ def _half(rows: Sequence[Row], weights: Sequence[float]) -> float | None:
 
 
 def _verdict(base: float, low: float | None, high: float | None, metric: str) -> str:
-    """As `evaluate.verdict`: bits per byte have to change by half a percent too."""
+    """As `rows.verdict`: what is measured of text has to change by half a percent too."""
     if low is None or high is None:
         return "no effect"
-    slack = 0.005 * base if metric == "bits_per_byte" else 0.0
+    slack = 0.005 * base if metric in LOWER else 0.0
     gain = (low + high) / 2
     if metric in LOWER:
         low, high, gain = -high, -low, -gain

@@ -20,6 +20,7 @@ from mcretrofit.pooling import size
 from mcretrofit.recommend import Recommendation, recommend
 from mcretrofit.results import CELL, SETTING, Found, Row, caching, labels
 
+MANY = 3  # facts of a kind that stand in one line
 COST_COLUMNS = ("setting", "length", "cache", "prefill", "decode", "verdicts")
 _SAID = {
     "command": "commands",
@@ -128,7 +129,12 @@ def markdown(report: Report) -> str:
             lines = [map(_safe, cost_cells(one)) for one in part.costs]
             out += ["## Cost", "", pipes(COST_COLUMNS, lines), ""]
     out += ["## How it was made", ""]
-    out += [f"- {name}: {'; '.join(map(_safe, said))}" for name, said in report.facts]
+    for name, said in report.facts:
+        # many commands read better one below the other
+        between = "\n  - " if len(said) > MANY else "; "
+        out.append(
+            f"- {name}:{between if len(said) > MANY else ' '}{between.join(map(_safe, said))}"
+        )
     out += [f"- note: {_safe(warning)}" for warning in report.warnings]
     return "\n".join(out) + "\n"
 

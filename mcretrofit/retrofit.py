@@ -17,13 +17,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mcretrofit._hosts import Published
-from mcretrofit.caching import Plan, cached_scan
+from mcretrofit._hosts import Published, by_device, nothing
+from mcretrofit.caching import cached_scan
 from mcretrofit.config import CachingConfig
 from mcretrofit.errors import RetrofitError
 from mcretrofit.gates import Gate
 from mcretrofit.memories import Streams
-from mcretrofit.ops._call import call, from_state, silence, to_state
+from mcretrofit.memories._scan import refusal
+from mcretrofit.ops._call import call, entry, from_state, silence, to_state
+from mcretrofit.plan import Plan
 from mcretrofit.registry import load, names
 
 
@@ -151,9 +153,11 @@ def every_head(model: nn.Module) -> dict[str, Cover]:
 def _attach(found: Found, config: CachingConfig, cover: Cover, width: int) -> None:
     if isinstance(getattr(found.module, "mc", None), Gate):
         raise RetrofitError(f"{found.name} is wrapped already; call revert_ first")
-    gate = Gate(
-        cover.heads, cover.mask.shape[1], width if config.gate else 0, cover.whiten is not None
-    )
+    why = refusal(found.op.MEMORY, config.segment, getattr(found.module, "inner_chunk", 1))
+    if why is not None:
+        raise RetrofitError(f"{found.name}: {why}")
+    sizes = (cover.mask.shape[1], width if config.gate else 0)
+    gate = Gate(cover.heads, *sizes, cover.whiten is not None, config.rank)
     for name in ("mask", "mean", "std", "whiten"):
         if getattr(cover, name) is not None:
             getattr(gate, name).copy_(getattr(cover, name))
@@ -202,7 +206,9 @@ def _bind(found: Found, run: Callable) -> None:
     def op(*args: Any, **kwargs: Any) -> Any:
         return run(host[-1], *args, **kwargs)
 
-    private = {**function.__globals__, **_on_cpu(function), **dict.fromkeys(found.calls, op)}
+    private = {**function.__globals__, **by_device(function)}
+    private |= {name: entry(found.op, name, op) for name in found.calls}
+    private |= dict.fromkeys(getattr(found.op, "SHORTCUTS", ()), nothing)
     rebuilt = FunctionType(
         function.__code__, private, function.__name__, function.__defaults__, function.__closure__
     )
@@ -216,24 +222,6 @@ def _bind(found: Found, run: Callable) -> None:
             host.pop()
 
     found.module.forward = MethodType(forward, found.module)
-
-
-def _on_cpu(function: FunctionType) -> dict[str, Callable]:
-    """Kernels that a host bound to a GPU package, made to take their torch body on a CPU."""
-    bodies = {}
-    for name in function.__code__.co_names:
-        bound = function.__globals__.get(name)
-        if inspect.isfunction(bound) and hasattr(bound, "__wrapped__"):
-            bodies[name] = _by_device(bound, inspect.unwrap(bound))
-    return bodies
-
-
-def _by_device(kernel: Callable, body: Callable) -> Callable:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        first = next(a for a in (*args, *kwargs.values()) if isinstance(a, Tensor))
-        return (kernel if first.is_cuda else body)(*args, **kwargs)
-
-    return run
 
 
 @contextmanager

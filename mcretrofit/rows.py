@@ -15,6 +15,7 @@ import torch
 from mcretrofit import __version__
 from mcretrofit.config import CachingConfig
 from mcretrofit.evaluate import Outcome, metric
+from mcretrofit.pooling import LOWER
 from mcretrofit.tasks import Sample
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def row(
 
     `controls` are outcomes on the same samples; `more` has the model's hash, command and start.
     """
-    kind = metric(cell.task) if kind is None else kind
+    kind = metric(cell.task, cell.samples[0]) if kind is None else kind
     config = None if base_only else loaded.config
     said = None if config is None else asdict(config)
     hashed = more.get("model_hash", "")
@@ -123,7 +124,10 @@ def row(
         "cache_bytes": done.cache_bytes,
         "seconds": round(done.seconds, 3),
         "base_seconds": round(base.seconds, 3),
-        "prefill_ratio": round(done.seconds / base.seconds, 3) if base.seconds else None,
+        "base_prefill_seconds": round(base.prefill, 3),
+        "base_step_seconds": round(base.step, 6),
+        "prefill_ratio": _ratio(done.prefill, base.prefill),
+        "decode_ratio": _ratio(done.step, base.step),
         "dialect": cell.samples[0].dialect,
         "depth": cell.depth,
         "pairs": cell.pairs,
@@ -154,10 +158,10 @@ def interval(differences: list[float]) -> tuple[float, float]:
 
 
 def verdict(base: Outcome, caching: Outcome, kind: str) -> str:
-    """`helps`, `no effect` or `hurts`, by the paired interval (bits per byte: also by .5 %)."""
-    sign = -1.0 if kind == "bits_per_byte" else 1.0
+    """`helps`, `no effect` or `hurts`, by the paired interval (of text: also by .5 %)."""
+    sign = -1.0 if kind in LOWER else 1.0
     low, high = interval([sign * (c - b) for b, c in zip(base.scores, caching.scores, strict=True)])
-    slack = 0.005 * base.mean if kind == "bits_per_byte" else 0.0
+    slack = 0.005 * base.mean if kind in LOWER else 0.0
     gain = sign * (caching.mean - base.mean)
     if low > 0 and gain > slack:
         return "helps"
@@ -171,7 +175,7 @@ def judged(
     said, random = verdict(base, done, kind), controls.get("random")
     if said != "helps" or random is None:
         return said
-    sign = -1.0 if kind == "bits_per_byte" else 1.0
+    sign = -1.0 if kind in LOWER else 1.0
     apart = [sign * (d - r) for d, r in zip(done.scores, random.scores, strict=True)]
     return said if interval(apart)[0] > 0 else UNROUTED
 
@@ -179,7 +183,8 @@ def judged(
 def outcome(stored: Mapping[str, Any]) -> Outcome:
     """The base of a stored row, to pair others with."""
     windows = tuple((start, end, before) for start, end, before, _ in stored["by_position"])
-    return Outcome(stored["base_scores"], 0, stored["base_seconds"], windows)
+    times = (stored.get("base_prefill_seconds", 0.0), stored.get("base_step_seconds", 0.0))
+    return Outcome(stored["base_scores"], 0, stored["base_seconds"], windows, *times)
 
 
 def recommendation(rows: Sequence[Mapping[str, Any]]) -> str | None:
@@ -188,7 +193,7 @@ def recommendation(rows: Sequence[Mapping[str, Any]]) -> str | None:
     if not rows:
         return None
     hurt = [_where(r) for r in rows if r["verdict"] == "hurts"]
-    recall = [r for r in rows if r["metric"] != "bits_per_byte"]
+    recall = [r for r in rows if r["metric"] not in LOWER]
     risen = [_where(r) for r in recall if r["verdict"] == "helps"]
     any_way = [_where(r) for r in recall if r["verdict"] == UNROUTED]
     if hurt:
@@ -217,6 +222,10 @@ def _controls(base: Outcome, found: Mapping[str, Outcome | None] | None) -> dict
     scores = {name: None if one is None else one.mean for name, one in found.items()}
     spans = {n: None if one is None else list(_interval(one, base)) for n, one in found.items()}
     return {"controls": scores, "control_intervals": spans}
+
+
+def _ratio(done: float, base: float) -> float | None:
+    return round(done / base, 3) if done and base else None
 
 
 def _rounded(value: float) -> float:

@@ -24,19 +24,20 @@ RISE = 1e-2  # what every unit of surprise beyond it still adds
 TINY = 1e-6
 
 
-def plain(scores: Tensor, online: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Logits `[B, T, H, N]` and `[B, T, H]`."""
-    return temperature * scores, temperature * online
+def plain(scores: Tensor, online: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
+    """Logits `[B, T, H, N]` and `[B, T, H]`; the temperature may be one a head `[H]`."""
+    return _by_head(temperature) * scores, temperature * online
+
+
+def usual(scores: Tensor, visible: Tensor) -> Tensor:
+    """The token's own mean over the segments that it sees `[B, T, H]` of `[B, T, H, N]`, `[B, T, N]`."""
+    seen = visible[:, :, None].to(scores.dtype)
+    return ((scores * seen).sum(-1) / seen.sum(-1).clamp_min(1)).clamp_min(TINY)
 
 
 def relative(scores: Tensor, visible: Tensor) -> Tensor:
-    """Scores over the token's own mean of the visible segments, so that no token is loud by nature.
-
-    `[B, T, H, N]`, `[B, T, N]`; one visible segment alone is 1: it cannot stand out.
-    """
-    seen = visible[:, :, None].to(scores.dtype)
-    mean = (scores * seen).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp_min(1)
-    return scores / mean.clamp_min(TINY)
+    """Scores over the token's own mean, so that no token is loud by nature; one segment alone is 1."""
+    return scores / usual(scores, visible)[..., None]
 
 
 def z(
@@ -44,14 +45,19 @@ def z(
     mean: Tensor,
     std: Tensor,
     margin: float,
-    temperature: float,
+    temperature: float | Tensor,
     shared: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Logits `[B, T, H, N]` and `[B, T, H]` from the heads' `mean` and `std [H]`."""
     surprise = (scores - mean[:, None]) / std[:, None].clamp_min(TINY)
     if shared:
         surprise = surprise.mean(2, keepdim=True).expand_as(surprise)
-    return saturated(temperature * (surprise - margin)), scores.new_zeros(scores.shape[:-1])
+    logits = _by_head(temperature) * (surprise - margin)
+    return saturated(logits), scores.new_zeros(scores.shape[:-1])
+
+
+def _by_head(temperature: float | Tensor) -> float | Tensor:
+    return temperature[:, None] if isinstance(temperature, Tensor) else temperature
 
 
 def saturated(logits: Tensor) -> Tensor:

@@ -8,43 +8,30 @@ is confirmed on facts that it was not made on; where it is not, the answer is: k
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from typing import NamedTuple
 
-import torch
 from torch import nn
 
+from mcretrofit.budget import NO_LIMIT, Budget, Spent, spent
 from mcretrofit.calibrate import calibrate, windows
+from mcretrofit.choices import KINDS, Choice, covers, turned
 from mcretrofit.config import CachingConfig
 from mcretrofit.errors import RetrofitError
 from mcretrofit.hits import Key, Seen, watched
 from mcretrofit.planted import Losses, Planted, losses, planted
+from mcretrofit.refine import Tried, refined
 from mcretrofit.retrofit import Cover, retrofitted
 from mcretrofit.rows import interval
-from mcretrofit.rules import Z_TEMPERATURE
 from mcretrofit.tokenizer import Tokenizer
 
-KINDS = ("raw", "whitened")
 OPEN = (0.5, 0.1, 0.02)  # shares of prose tokens that may open a head
 LEAST_HIT = 1.5  # times chance
 WORSE = 0.0025  # of the base's prose loss, while searching
 LIMIT = 0.005  # of the base's prose loss, in the end
-
-
-class Choice(NamedTuple):
-    """What was found for one head; losses are changes against the base, in nats a token."""
-
-    mixer: str
-    head: int
-    hits: tuple[float, ...]  # by KINDS
-    used: bool
-    why: str
-    kind: str | None = None
-    opens: float | None = None  # share of prose tokens
-    threshold: float | None = None
-    answers: float | None = None
-    prose: float | None = None  # relative
 
 
 class Outcome(NamedTuple):
@@ -57,6 +44,8 @@ class Outcome(NamedTuple):
     done: Losses
     low: float  # 95 % interval of what an answer gains, nats a token
     high: float
+    tried: list[Tried]  # settings of the whole model
+    spent: Spent | None = None
 
     @property
     def prose(self) -> float:
@@ -81,6 +70,7 @@ class Searcher:
         length: int,
         count: int = 4,
         pairs: int = 16,
+        budget: Budget = NO_LIMIT,
         tick: Callable[[str], None] = lambda _: None,
     ) -> None:
         if not config.routed or config.rule != "z":
@@ -89,6 +79,7 @@ class Searcher:
                 f"{config.rule} has none (take grm, ssc, soup or loglinear with --rule z)"
             )
         self.model, self.config, self.tick = model, config, tick
+        self.start, self.budget = config, budget
         ids = tokenizer.encode(text)
         self.prose = windows(ids, config.segment)
         plant = {"length": length, "count": count, "pairs": pairs}
@@ -96,10 +87,6 @@ class Searcher:
         self.unseen = planted(tokenizer, text, seed=2, **plant)
         self.made = {
             kind: calibrate(model, ids, config.replace(whiten=kind == "whitened")) for kind in KINDS
-        }
-        self.eye = {
-            name: torch.eye(cover.mask.shape[1]).repeat(len(cover.heads), 1, 1)
-            for name, cover in self.made["raw"].covers.items()
         }
 
     def search(self) -> Outcome:
@@ -109,13 +96,16 @@ class Searcher:
         seen = {kind: self.watched(kind) for kind in KINDS}
         found = [self.head(key, seen, base) for key in self.keys()]
         chosen = self.together([c for c in found if c.used], base)
+        tried: list[Tried] = []
+        if chosen:
+            self.config, tried = refined(self.config, partial(self.setting, chosen), base, WORSE)
         self.tick("confirming on other facts")
-        covers = self.covers(chosen)
+        made = self.covers(chosen)
         before, after = losses(self.model, self.unseen, self.prose), self.trial(chosen, self.unseen)
         low, high = interval((before.answers - after.answers).tolist())
         harmed = after.prose > before.prose * (1 + LIMIT)
         if not chosen or low <= 0 or harmed:
-            covers = self.covers([])
+            made = self.covers([])
             chosen = []
         kept = {(c.mixer, c.head) for c in chosen}
         table = [
@@ -124,8 +114,26 @@ class Searcher:
             else c._replace(used=False, why=_dropped(c))
             for c in found
         ]
-        config = self.config.replace(whiten=any(c.kind == "whitened" for c in chosen))
-        return Outcome(config, covers, table, before, after, low, high)
+        spent = self.spent(chosen) if chosen else None
+        config = self.config if chosen else self.start
+        config = config.replace(whiten=turned(chosen))
+        return Outcome(config, made, table, before, after, low, high, tried, spent)
+
+    def setting(self, choices: list[Choice], config: CachingConfig) -> Losses:
+        """Losses under another setting of the whole model; one over the budget is no choice."""
+        self.tick(f"top-k {config.top_k}, temperature {config.temperature}, {config.init}")
+        kept, self.config = self.config, config
+        try:
+            done = self.trial(choices, self.facts)
+            fits = not self.budget.bounded or self.budget.holds(self.spent(choices))
+        finally:
+            self.config = kept
+        return done if fits else done._replace(prose=math.inf)
+
+    def spent(self, choices: list[Choice]) -> Spent:
+        """What these heads cost at the length of the planted sequences."""
+        config = self.config.replace(whiten=turned(choices))
+        return spent(self.model, config, self.covers(choices), self.facts[0].ids)
 
     def keys(self) -> list[Key]:
         """The heads that may be cached."""
@@ -179,49 +187,25 @@ class Searcher:
             self.tick(f"{choice.mixer} head {choice.head} beside {len(kept)} others")
             done = self.trial([*kept, choice], self.facts)
             harm = done.prose / base.prose - 1
-            if done.answers.mean().item() < best and harm <= WORSE:
+            if done.answers.mean().item() >= best or harm > WORSE:
+                continue
+            if not self.budget.bounded or self.budget.holds(self.spent([*kept, choice])):
                 kept.append(choice)
                 best = done.answers.mean().item()
         return kept
 
     def trial(self, choices: list[Choice], some: list[Planted]) -> Losses:
         """Losses with these heads open."""
-        config = self.config.replace(whiten=any(c.kind == "whitened" for c in choices))
-        covers = self.covers(choices)
+        config = self.config.replace(whiten=turned(choices))
         if not choices:
             return losses(self.model, some, self.prose)
-        with retrofitted(self.model, config, covers):
+        with retrofitted(self.model, config, self.covers(choices)):
             return losses(self.model, some, self.prose)
 
     def covers(self, choices: list[Choice]) -> dict[str, Cover]:
-        """Covers of the chosen heads; thresholds become the mean and spread that the z rule reads."""
-        turned = any(c.kind == "whitened" for c in choices)
-        return {
-            name: self._cover(name, [c for c in choices if c.mixer == name], turned)
-            for name in self.made["raw"].covers
-        }
-
-    def _cover(self, name: str, choices: list[Choice], turned: bool) -> Cover:
-        raw, white = (self.made[kind].covers[name] for kind in KINDS)
-        choices = sorted(choices, key=lambda c: c.head)
-        at = [raw.heads.index(c.head) for c in choices]
-        means, stds, matrices = [], [], []
-        for i, choice in zip(at, choices, strict=True):
-            own = white if choice.kind == "whitened" else raw
-            scale = max((choice.threshold - own.mean[i].item()) / 2, 1e-6)
-            heat = self.config.temperature or Z_TEMPERATURE
-            spread = scale * heat / Z_TEMPERATURE
-            means.append(choice.threshold - self.config.margin * spread)
-            stds.append(spread)
-            matrices.append((white.whiten if choice.kind == "whitened" else self.eye[name])[i])
-        return Cover(
-            [c.head for c in choices],
-            raw.total,
-            raw.mask[at],
-            torch.tensor(means),
-            torch.tensor(stds),
-            torch.stack(matrices) if turned and matrices else None,
-        )
+        """Covers of the chosen heads alone."""
+        # by the first setting, so that another temperature is another slope
+        return covers(choices, *(self.made[kind].covers for kind in KINDS), self.start)
 
 
 def _dropped(choice: Choice) -> str:

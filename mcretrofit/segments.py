@@ -37,6 +37,7 @@ class SegmentCache:
     open_decay: Tensor | None = None  # [B, H] or [B, H, K], total log decay of the open segment
     origin: Tensor | None = None  # [B, H, K, V], the open segment's start state
     online: Tensor | None = None  # [B, H, K, V], the open segment's own state under `reset`
+    near: Tensor | None = None  # [B, n, H, K], keys of the open segment's last n tokens, or zeros
     held: int = field(default=0)  # the largest of `counts`
     alike: bool = True  # every row has the same phase and count
 
@@ -63,6 +64,22 @@ class SegmentCache:
         """Remember whether the rows still agree."""
         self.alike = self.alike and laid.slots is None
         self.phase = laid.phase
+
+    def remember(self, keys: Tensor, laid: Frame, tokens: Tensor, most: int) -> Tensor:
+        """Keep the last `most` keys of the open segment; returns those before `keys [B, F, H, K]`.
+
+        `tokens [B]` of them are each row's own.
+        """
+        before = self.near
+        if before is None:
+            before = keys.new_zeros(keys.shape[0], most, *keys.shape[2:])
+        steps = torch.arange(most, device=keys.device)
+        back = tokens[:, None] - most + steps
+        at = most + back + (back >= 0) * laid.begun[:, None]
+        rows = torch.arange(len(tokens), device=keys.device)[:, None]
+        alive = steps >= most - laid.phase[:, None]
+        self.near = torch.cat([before, keys], 1)[rows, at] * alive[..., None, None]
+        return before
 
     def append(self, states: Tensor, summaries: Tensor, closed: Tensor) -> None:
         """Put the first `closed[b]` of `[B, n, ...]` after each row's own; surplus ones stay unseen."""
@@ -118,6 +135,9 @@ class Frame(NamedTuple):
     slots: Tensor | None  # [B, T] where they do not; padding has slot -1
     closed: Tensor  # [B], segments that these tokens close
     phase: Tensor  # [B], tokens in the open segment afterwards
+    begun: Tensor  # [B], the slot of a row's first token
+
+    closing: int  # the largest of `closed`
 
     @property
     def width(self) -> int:
@@ -154,14 +174,15 @@ def frame(
     tokens = torch.full_like(cache.phase, length) if valid is None else valid.sum(1)
     ends = cache.phase + tokens
     closed, phase = ends // size, ends % size
+    closing = int(closed.max())
     alike = valid is None and cache.alike
     first = int(cache.phase[0]) if alike else 0
     longest = first + length if alike else int(ends.max())
     if alike and longest <= size:
-        return Frame(length, 1, 0, length, None, closed, phase)
+        return Frame(length, 1, 0, length, None, closed, phase, torch.zeros_like(phase), closing)
     count = -(-longest // size)
     if alike:
-        return Frame(size, count, first, length, None, closed, phase)
+        return Frame(size, count, first, length, None, closed, phase, cache.phase, closing)
     steps = torch.arange(length, device=cache.phase.device).expand(len(tokens), -1)
     order = steps if valid is None else valid.cumsum(1) - 1
     most = max(1, int(tokens.max()))
@@ -169,10 +190,11 @@ def frame(
         most == 1 or not strict
     ):  # no need to lie where the segment's slots are
         slots, size, count = order, most, 1
+        begun = torch.zeros_like(phase)
     else:
-        slots = cache.phase[:, None] + order
+        slots, begun = cache.phase[:, None] + order, cache.phase
     slots = slots if valid is None else slots.masked_fill(~valid, -1)
-    return Frame(size, count, 0, length, slots, closed, phase)
+    return Frame(size, count, 0, length, slots, closed, phase, begun, closing)
 
 
 def logarithmic(tokens: int, unit: int = 1) -> list[int]:

@@ -9,10 +9,9 @@ import torch
 
 from mcretrofit import loading
 from mcretrofit.checkpoint import Checkpoint
-from mcretrofit.decoder import DecoderConfig, DecoderForCausalLM
+from mcretrofit.decoder import DecoderForCausalLM
 from mcretrofit.errors import RetrofitError
 from mcretrofit.memories import Streams
-from mcretrofit.models._match import match
 from mcretrofit.models._native import native_class
 from mcretrofit.retrofit import listening, mixers, shapes
 
@@ -66,24 +65,26 @@ def skeleton(checkpoint: Checkpoint) -> Skeleton:
 def _ours(
     checkpoint: Checkpoint, family: str, layout: loading.Layout
 ) -> tuple[str, DecoderForCausalLM]:
-    fields = {k: v for k, v in layout.config.items() if k not in loading._NOT_FIELDS}
-    with torch.device("meta"):
-        model = DecoderForCausalLM(DecoderConfig(family, **fields)).eval()
-    names = loading._slots(model)
-    match(
-        {name: tuple(p.shape) for name, p in model.named_parameters()},
-        loading._Shapes(checkpoint.path, layout.parts),
-        tied={name: first for first, all_of in names.items() for name in all_of if name != first},
-        harmless=(*loading._HARMLESS, ADDED),
-    )
+    model = loading.empty(checkpoint, family, layout).eval()
+    loading.wanted(checkpoint, model, layout, (ADDED,))
     return family, model
 
 
 def _native(checkpoint: Checkpoint) -> tuple[str, PreTrainedModel]:
     kind = checkpoint.config["model_type"]
     found = native_class(kind)
-    with torch.device("meta"):
-        return kind, found(found.config_class(**checkpoint.config)).eval()
+    if checkpoint.folder is None:
+        raise RetrofitError(
+            f"{checkpoint.path}: this model type is read from a folder with its config.json"
+        )
+    # from its file: read by itself, infinity would be a dictionary
+    loading._check_layers(checkpoint, checkpoint.config)
+    try:
+        config = found.config_class.from_pretrained(checkpoint.folder, local_files_only=True)
+        with torch.device("meta"):
+            return kind, found(config).eval()
+    except Exception as error:
+        raise loading._misfit(checkpoint, kind, error) from error
 
 
 def _alone(model: PreTrainedModel) -> dict[str, tuple[int, int, int]]:

@@ -163,10 +163,11 @@ def configs(made: Axes, base: CachingConfig | None) -> list[CachingConfig]:
     """Every caching setting of a grid once: what a variant does not look at tells none apart."""
     given = {name: values for name, values in made.items() if name in CACHING}
     combined = [dict(zip(given, one, strict=True)) for one in product(*given.values())]
-    return list(dict.fromkeys(_canonical(settings(base, None, one)) for one in combined))
+    return list(dict.fromkeys(canonical(settings(base, None, one)) for one in combined))
 
 
-def _canonical(config: CachingConfig) -> CachingConfig:
+def canonical(config: CachingConfig) -> CachingConfig:
+    """The setting with what its variant and router do not look at set to the default."""
     idle = [] if config.preset.aggregator == "ssc" else ["top_k"]
     if not config.routed:
         idle += ["rule", "margin", "relative", "temperature", "whiten"]

@@ -10,9 +10,10 @@ from mcretrofit.config import CachingConfig
 from mcretrofit.controls import shared
 from mcretrofit.evaluate import Outcome, run
 from mcretrofit.model import Loaded, attach, load
-from mcretrofit.retrofit import paused, revert_
+from mcretrofit.retrofit import paused, plans, retrofit_, revert_
 from mcretrofit.rows import Cell, Probe, outcome, row
-from mcretrofit.sweep import Traits, command
+from mcretrofit.sweep import Traits, canonical, command
+from mcretrofit.wrapped import load_gates
 
 DRAWN = 64  # cells whose samples are kept
 
@@ -47,9 +48,15 @@ class Worker:
             torch.set_num_threads(setup.threads)
         self.setup = setup
         found = load(setup.model, config=setup.config, device=setup.device)
+        self.gates = {
+            f"{name}.mc.{own}": value.detach().clone()
+            for name, plan in plans(found.model).items()
+            for own, value in plan.gate.named_parameters()
+        }
         revert_(found.model)
         # under the name that the rows go by
         self.bare = found._replace(name=setup.traits.name, config=None, covers=None)
+        self.kept = found
         self.tokenizer = found.tokenizer()
         self.wrapped: Loaded | None = None
         self.cells: dict[Probe, Cell] = {}
@@ -91,5 +98,15 @@ class Worker:
     def _wrapped(self, caching: CachingConfig) -> Loaded:
         if self.wrapped is None or self.wrapped.config != caching:
             revert_(self.bare.model)
-            self.wrapped = attach(self.bare, caching)
+            self.wrapped = self._as_kept(caching) or attach(self.bare, caching)
         return self.wrapped
+
+    def _as_kept(self, caching: CachingConfig) -> Loaded | None:
+        """A wrapped folder's own setting, with what was measured and trained for it."""
+        kept = self.kept
+        if kept.covers is None or canonical(kept.config) != caching:
+            return None
+        if kept.wrapped:
+            retrofit_(self.bare.model, kept.config, kept.covers)
+            load_gates(self.bare.model, self.gates)
+        return self.bare._replace(config=caching, covers=kept.covers)

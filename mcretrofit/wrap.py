@@ -31,6 +31,8 @@ class Search(NamedTuple):
     count: int = 4
     pairs: int = 16
     tick: Callable[[str], None] = lambda _: None
+    megabytes: float | None = None  # the most that caching may hold at that length
+    milliseconds: float | None = None  # the most that it may add to a decoding step
 
 
 class Wrapping(NamedTuple):
@@ -99,6 +101,7 @@ def wrap(
 
 def searched(loaded: Loaded, caching: CachingConfig, text: str | None, search: Search) -> Outcome:
     """Search settings for a bare model on planted facts."""
+    from mcretrofit.budget import Budget
     from mcretrofit.search import Searcher
 
     trained = loaded.trained_length or 4 * caching.segment
@@ -111,6 +114,7 @@ def searched(loaded: Loaded, caching: CachingConfig, text: str | None, search: S
         length=length,
         count=search.count,
         pairs=search.pairs,
+        budget=Budget(search.megabytes, search.milliseconds),
         tick=search.tick,
     ).search()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -117,6 +118,12 @@ def check_base(wrapped: Wrapped, checkpoint: Checkpoint) -> None:
             f"{checkpoint.path}: its tensors are not those that {wrapped.folder} was made from; "
             "wrap it again, or put the old file back"
         )
+
+
+def content(folder: Path) -> str:
+    """A digest of what the folder adds to its base: settings, calibration and gates."""
+    files = [folder / name for name in (NAME, "calibration.safetensors", "gates.safetensors")]
+    return hashlib.sha256(b"".join(f.read_bytes() for f in files if f.exists())).hexdigest()
 
 
 def load_gates(model: nn.Module, gates: dict[str, torch.Tensor]) -> None:

@@ -21,6 +21,7 @@ class Case(NamedTuple):
 
 _CONV = {"use_short_conv": True}
 _LOW = {f"{gate}_low_rank_dim": 8 for gate in ("decay", "gate", "a", "v")}
+_LOW6 = {"proj_low_rank_dim": 8, "gate_low_rank_dim": 8}
 CASES = {
     "linear_attn": Case("LinearAttention", 72, {"num_heads": 2, "expand_k": 0.5}),
     "linear_attn-hedgehog": Case(
@@ -66,6 +67,47 @@ CASES = {
             "expand_v": 1.0,
             "allow_neg_eigval": True,
         },
+    ),
+    "mamba2": Case("Mamba2", 72, {"head_dim": 16, "state_size": 8, "dt_limit": (0.01, 0.5)}),
+    "mamba2-plain": Case(
+        "Mamba2",
+        10,
+        {"head_dim": 32, "state_size": 16, "rmsnorm": False, "D_has_hdim": True, "use_bias": True}
+        | {"use_conv_bias": False, "tie_word_embeddings": True},
+    ),
+    "rwkv6": Case("RWKV6", 72, {"num_heads": 2, **_LOW6}),
+    "rwkv6-plain": Case(
+        "RWKV6", 10, {"num_heads": 4, "expand_k": 1.0, "norm_first": False, **_LOW6}
+    ),
+    "hgrn2": Case("HGRN2", 72, {"expand_ratio": 32}),
+    "hgrn2-plain": Case(
+        "HGRN2", 10, {"expand_ratio": 16, "use_lower_bound": False, "use_short_conv": True}
+    ),
+    "comba": Case("Comba", 72, {"num_heads": 1, "num_v_heads": 2, "head_dim": 16}),
+    "comba-plain": Case(
+        "Comba",
+        10,
+        {"num_heads": 2, "head_dim": 16, "expand_v": 1.0}
+        | {"use_output_gate": False, "use_short_conv": False},
+    ),
+    # its chunk kernels take no float32: short prompts only
+    "gated_deltaproduct": Case(
+        "GatedDeltaProduct",
+        10,
+        {"num_heads": 2, "head_dim": 16, "use_forget_gate": True, "num_householder": 3},
+    ),
+    "gated_deltaproduct-plain": Case(
+        "GatedDeltaProduct",
+        10,
+        {"num_heads": 2, "head_dim": 16, "use_output_gate": False, "use_short_conv": False}
+        | {"allow_neg_eigval": True},
+    ),
+    "kda": Case("KDA", 10, {"num_heads": 1, "num_v_heads": 2, "head_dim": 16, "expand_v": 2.0}),
+    "kda-chunk": Case("KDA", 72, {"num_heads": 2, "head_dim": 16, "lower_bound": -5.0}),
+    "kda-plain": Case(
+        "KDA",
+        10,
+        {"num_heads": 2, "head_dim": 16, "use_short_conv": False, "allow_neg_eigval": True},
     ),
     "rwkv7": Case("RWKV7", 10, {"head_dim": 16, **_LOW}),
     "rwkv7-plain": Case(

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from mcretrofit import rules
 from mcretrofit.aggregators import Reading
-from mcretrofit.caching import Plan
 from mcretrofit.memories import Streams
 from mcretrofit.memories._scan import init_state, naive
+from mcretrofit.plan import Plan
 from mcretrofit.routers import Asked, Opened
 from mcretrofit.segments import Bank, logarithmic
 
@@ -62,38 +62,75 @@ class Oracle:
             return self.alone(a, b)
         if self.plan.config.init == "carry":
             return self.alone(0, b)
-        left = self.alone(0, a)
-        if self.own.decay is not None:
-            total = self.own.decay[:, a:b].sum(1)
-            left = left * total.view(*total.shape, *[1] * (4 - total.dim())).exp()
-        return self.alone(0, b) - left
+        return self.alone(0, b) - self.left(a, b)
 
     def _read(self, t: int, state: Tensor, q: Tensor) -> Tensor:
         return torch.einsum("bhk,bhkv->bhv", q[:, t], state)
 
     def _token(self, t: int) -> Tensor:
         """The cached heads' read of one token, `[B, H', V]`."""
-        untouched = self._read(t, self.alone(0, t + 1), self.own.q * (1 - self.mask))
-        *closed, (start, stop) = self.blocks(t)
+        seen = t if getattr(self.plan.memory, "READS_FIRST", False) else t + 1
+        untouched = self._read(t, self.alone(0, seen), self.own.q * (1 - self.mask))
+        *closed, (start, _) = self.blocks(t)
         reset = self.plan.config.init == "reset"
-        running = self.alone(start if reset else 0, stop)
+        running = self.alone(start if reset else 0, seen)
         online = self._read(t, running, self.q)
         if not closed:
             return untouched + online
         states = torch.stack([self.state(a, b) for a, b in closed], 1)
-        own, cached = self.weights(t, closed, states, online)
+        loud = self.loud(t, closed, states) if self.plan.own else None
+        own, cached = self.weights(t, closed, states, online, loud)
+        if loud is not None:
+            share = 1 / (1 + torch.exp(-loud))
+            running = running - share[..., None, None] * self.left(start, seen)
+            online = self._read(t, running, self.q)
         if self.plan.aggregator.MIXES == "states":
             mixed = own[..., None, None] * running + torch.einsum("bhn,bnhkv->bhkv", cached, states)
             return untouched + self._read(t, mixed, self.q)
         reads = torch.stack([self._read(t, s, self.q) for s in states.unbind(1)], -1)
         return untouched + own[..., None] * online + (reads * cached[:, :, None]).sum(-1)
 
+    def left(self, a: int, b: int) -> Tensor:
+        """What is left before token b of the state at a."""
+        left = self.alone(0, a)
+        if self.own.decay is None:
+            return left
+        total = self.own.decay[:, a:b].sum(1)
+        return left * total.view(*total.shape, *[1] * (4 - total.dim())).exp()
+
+    def loud(self, t: int, closed: list[Block], states: Tensor) -> Tensor:
+        """The logit `[B, H']` of what the open segment wrote until shortly before token t."""
+        plan, config = self.plan, self.plan.config
+        start, lag = closed[-1][1], min(8, config.segment // 4)
+        parts = [self.keys[:, None, a:b] for a, b in [*closed, (start, max(start, t + 1 - lag))]]
+        sums = [plan.router.summarise(k, torch.ones(k.shape[:3], dtype=torch.bool)) for k in parts]
+        bank = Bank(states, torch.cat(sums, 1), *3 * (torch.ones(1, 1, len(parts)).bool(),))
+        asked = Asked(self.u[:, t : t + 1], self.q[:, t : t + 1], self.q[:, t : t + 1])
+        scores = plan.router.score(asked, bank, None)[0][:, 0]
+        cached, own = scores[..., :-1], scores[..., -1]
+        missing = 1 - max(0, t + 1 - start - lag) / config.segment
+        mean, std = plan.gate.mean, plan.gate.std
+        usual = cached.mean(-1).clamp_min(rules.TINY) if config.relative else mean
+        own = own + missing * usual
+        surprise = ((own / usual if config.relative else own) - mean) / std
+        if config.shared:
+            surprise = surprise.mean(1, keepdim=True).expand_as(surprise)
+        heat = rules.Z_TEMPERATURE if config.temperature is None else config.temperature
+        logit = plan.gate.heated(heat) * (surprise - config.margin)
+        return torch.where(logit > 0, 4 * torch.tanh(logit / 4) + 0.01 * logit, logit)
+
     def weights(
-        self, t: int, closed: list[Block], states: Tensor, online: Tensor
+        self,
+        t: int,
+        closed: list[Block],
+        states: Tensor,
+        online: Tensor,
+        loud: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Weights of the online read `[B, H']` and of every closed segment `[B, H', N]`."""
         plan, count = self.plan, states.shape[1]
         cached, own = self.logits(t, closed, states, online)
+        own = own if loud is None else own + torch.log1p(loud.exp())
         visible = torch.ones(len(states), 1, count, dtype=torch.bool)
         reading = Reading(visible, len(self.heads), lambda: (cached[:, None], own[:, None]))
         given = plan.aggregator.weigh(reading, **plan.options)
@@ -124,7 +161,9 @@ class Oracle:
         scores, own = router.score(asked, bank, opened if plain else None)
         if plain:
             heat = router.TEMPERATURE if config.temperature is None else config.temperature
-            cached, own = heat * scores[:, -1], heat * own[:, -1]
+            heat = plan.gate.heated(heat)
+            each = heat if isinstance(heat, float) else heat[:, None]
+            cached, own = each * scores[:, -1], heat * own[:, -1]
         else:
             heat = rules.Z_TEMPERATURE if config.temperature is None else config.temperature
             last = scores[:, -1]
@@ -133,7 +172,9 @@ class Oracle:
             surprise = (last - plan.gate.mean[:, None]) / plan.gate.std[:, None]
             if config.shared:
                 surprise = surprise.mean(1, keepdim=True).expand_as(surprise)
-            logits = heat * (surprise - config.margin)
+            heat = plan.gate.heated(heat)
+            each = heat if isinstance(heat, float) else heat[:, None]
+            logits = each * (surprise - config.margin)
             bent = 4 * torch.tanh(logits / 4) + 0.01 * logits
             cached = torch.where(logits > 0, bent, logits)
             own = torch.zeros_like(scores[:, -1, :, 0])

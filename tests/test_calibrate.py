@@ -7,10 +7,11 @@ import math
 import pytest
 import torch
 from lawkit import build, tokens
+from lawmodels import FAMILY
 from torch import Tensor, nn
 
 from mcretrofit import calibrate as module
-from mcretrofit import registry, surprise
+from mcretrofit import surprise
 from mcretrofit.calibrate import Calibration, calibrate, choose, covered, shipped_text, windows
 from mcretrofit.config import CachingConfig
 from mcretrofit.errors import RetrofitError
@@ -163,7 +164,7 @@ def test_windows_are_whole_segments():
     assert len(shipped_text().encode()) > 16384
 
 
-@pytest.mark.parametrize("family", registry.names("models"))
+@FAMILY
 def test_calibration_leaves_the_model_bit_equal(family):
     model, ids = made(family), tokens(40)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

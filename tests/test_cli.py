@@ -90,6 +90,21 @@ def test_list_names_every_entry_with_its_doc(run, kind):
     assert all(row["doc"] for row in rows)
 
 
+def test_list_families_says_what_each_was_held_against(run):
+    from mcretrofit.models._native import HOSTS
+
+    rows, shown = run("list", "families", "--json").rows, run("list", "families").out
+    for row in rows:
+        about = getattr(registry.load("models", row["name"]), "ABOUT", None)
+        assert about is None or all(about.values()), row
+        assert about is None or {n: row[n] for n in about} == {
+            **about,
+            "layouts": list(about["layouts"]),
+        }
+        assert row["name"] in shown and row["parity"] in shown
+    assert [row["name"] for row in run("list", "hosts", "--json").rows] == list(HOSTS)
+
+
 def test_list_variants_and_builtins(run):
     assert [row["name"] for row in run("list", "variants", "--json").rows] == list(VARIANTS)
     assert run("list", "builtins", "--json").status == 0

@@ -12,6 +12,8 @@ import torch
 from cli_helpers import pico, refused, runner
 from safetensors.torch import load_file, save_file
 
+from mcretrofit import needs
+
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Path:
@@ -203,3 +205,12 @@ def test_wrapped_folders_are_not_wrapped_again_and_must_fit(capsys, folder, run)
     refused(run("inspect", "w"), 1, "not those that w was made from")
     (folder / "w" / "caching.json").write_text("{")
     refused(run("generate", "w", "--prompt", "x"), 1, "caching.json")
+
+
+def test_eval_refuses_what_does_not_fit_before_it_loads(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(needs, "available", lambda device: 50_000_000)
+    pico(tmp_path / "base")
+    words = ("eval", str(tmp_path / "base"), "--task", "perplexity", "--lengths", "1m")
+    refused(
+        run(*words), 1, "perplexity at 1048576 tokens", "is predicted to need", "are free on cpu"
+    )

@@ -89,14 +89,20 @@ def test_help_that_random_segments_give_too_is_no_merit_of_the_router():
 def test_rows_hold_controls_with_their_intervals_to_the_base():
     sample = Sample("", (), 10, 0, None, 7, "compact")
     loaded = SimpleNamespace(name="m", config=CachingConfig())
-    outcomes = (Outcome([0.0, 0.0], 0, 2.0), Outcome([1.0, 1.0], 0, 5.0))
+    outcomes = (
+        Outcome([0.0, 0.0], 0, 2.0, prefill=1.0, step=0.5),
+        Outcome([1.0, 1.0], 0, 5.0, prefill=2.5, step=1.0),
+    )
     controls = {"random": outcomes[0], "recent": None, "oracle": Outcome([1.0, 0.0], 0, 1.0)}
     cells = Cell("mqar", 512, None, None, [sample] * 2)
     found = row(loaded, cells, *outcomes, False, controls, model_hash="h", command="c")
     assert found["controls"] == {"random": 0.0, "recent": None, "oracle": 0.5}
     assert found["control_intervals"]["random"] == [0.0, 0.0]
     assert found["control_intervals"]["oracle"] == pytest.approx([-0.48, 1.48])
-    assert found["control_intervals"]["recent"] is None and found["prefill_ratio"] == 2.5
+    assert found["control_intervals"]["recent"] is None and (
+        found["prefill_ratio"],
+        found["decode_ratio"],
+    ) == (2.5, 2.0)
     assert found["scores"] == [1.0, 1.0] and found["base_scores"] == [0.0, 0.0]
     assert found["verdict"] == "helps" and found["command"] == "c"
 

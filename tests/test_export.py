@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from exported_reader import answers
+from lawmodels import NAMES
 from safetensors.torch import load_file, save_file
 from transformers.dynamic_module_utils import get_imports, get_relative_import_files
 
@@ -28,7 +29,8 @@ from mcretrofit.retrofit import Cover, retrofit_, shapes
 VOCABULARY = 64
 SSC = {"variant": "ssc", "router": "moment", "init": "carry_delta", "segment": 16}
 CASES = {
-    **{f"{family}-ssc": (family, SSC, {}) for family in registry.names("models")},
+    **{f"{family}-ssc": (family, SSC, {}) for family in NAMES},
+    **{f"{family}-plain": (family, None, {}) for family in registry.names("models")},
     "gla-grm": ("gla", {"variant": "grm", "router": "mean", "init": "reset", "rule": "plain"}, {}),
     "gla-loglinear": (
         "gla",

@@ -10,6 +10,7 @@ from mcretrofit.checkpoint import open_checkpoint
 from mcretrofit.decoder import DecoderConfig, DecoderForCausalLM
 from mcretrofit.loading import load_model
 from mcretrofit.models._state import map_rows
+from mcretrofit.retrofit import mixers
 
 FAMILIES = pytest.mark.parametrize("family", registry.names("models"))
 VOCABULARY = 64
@@ -152,6 +153,14 @@ def test_half_precision_keeps_float32_states(family):
     map_rows(
         tuple(states), lambda state: pytest.fail("narrow") if state.dtype != torch.float32 else 0
     )
+
+
+@FAMILIES
+def test_a_family_has_the_memory_that_it_is_listed_with(family):
+    module = registry.load("models", family)
+    if hasattr(module, "ABOUT"):
+        (memory,) = {one.op.MEMORY.__name__.rsplit(".", 1)[1] for one in mixers(build(family))}
+        assert memory == module.ABOUT["memory"]
 
 
 @FAMILIES

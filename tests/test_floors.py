@@ -14,22 +14,28 @@ PACKAGE, KERNELS = ROOT / "mcretrofit", ROOT / "kernels" / "mcretrofit_kernels"
 # from the ground up; a name is a module or a folder of the package, `mcretrofit` its __init__
 FLOORS = (
     {"mcretrofit_kernels", "mcretrofit", "errors", "rules"},
-    {"registry", "atomic", "rawfile", "tokenizer", "_bundle", "ledger", "results"},
-    {"config", "sources", "tensorfile", "pooling"},
+    {"registry", "atomic", "rawfile", "tokenizer", "_bundle", "ledger", "results", "clock"}
+    | {"ranks", "tunelog"},
+    {"config", "sources", "tensorfile", "pooling", "_legacy"},
     {"settings", "pickled", "memories", "aggregators", "segments", "gates", "tasks"},
-    {"routers", "ops", "dyadic", "_hosts", "corpus", "catalogue", "questions", "positions"},
-    {"caching", "models", "checkpoint", "evaluate", "recommend", "_tables", "recipe"},
+    {"routers", "ops", "dyadic", "_hosts", "corpus", "catalogue", "questions", "positions"}
+    | {"tunedata"},
+    {"plan"},
+    {"reads"},
+    {"caching", "models", "checkpoint", "evaluate", "recommend", "_tables", "recipe"}
+    | {"tuning"},
     {"decoder", "retrofit", "_shards", "_canvas"},
     {"surprise"},
     {"planted"},
-    {"hits"},
-    {"calibrate", "loading", "exported", "wrapped", "pretrain", "bench", "doctor", "controls"},
-    {"cards", "exporting", "skeleton", "_charts"},
+    {"hits", "heldout"},
+    {"calibrate", "loading", "exported", "wrapped", "pretrain", "bench", "doctor", "controls"}
+    | {"training"},
+    {"cards", "exporting", "skeleton", "_charts", "frozen"},
     {"model", "_figures"},
-    {"rows", "costs", "tune"},
-    {"compare", "needs", "search"},
+    {"rows", "costs", "tunefolder", "budget", "choices", "refine"},
+    {"compare", "needs", "search", "confirm"},
     {"generate", "wrap", "sweep"},
-    {"harness"},
+    {"harness", "tune", "serving"},
     {"harness_tasks"},
     {"worker"},
     {"executors"},
@@ -45,7 +51,7 @@ LIGHT = {
     *("mcretrofit", "errors", "registry", "atomic", "rawfile", "tokenizer", "config", "sources"),
     *("tensorfile", "settings", "pickled", "tasks", "corpus", "catalogue", "cards", "cli"),
     *("ledger", "results", "pooling", "recommend", "report", "_tables", "_canvas", "_charts"),
-    "_figures",
+    *("_figures", "_legacy"),
     "__main__",
 }
 HEAVY = {"torch", "transformers", "triton", "fla"}

@@ -12,11 +12,11 @@ from lawkit import HEADS, SEGMENT, Case, cases, example, inputs, plan, read
 from torch import Tensor
 
 from mcretrofit import registry
-from mcretrofit.caching import Plan
 from mcretrofit.config import VARIANTS, CachingConfig
 from mcretrofit.gates import Gate
 from mcretrofit.memories import Streams, linear
 from mcretrofit.memories._scan import naive
+from mcretrofit.plan import Plan
 from mcretrofit.segments import logarithmic
 
 pytestmark = pytest.mark.filterwarnings("error")

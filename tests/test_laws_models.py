@@ -19,6 +19,8 @@ from mcretrofit.retrofit import every_head, mixers, paused, retrofit_, retrofitt
 pytestmark = pytest.mark.filterwarnings("error")
 LENGTH = 45
 ASKS_WITHOUT_GATE = ("energy",)  # it looks at reads, so that nothing trains `u`
+# the projections that keys and values come from
+WRITERS = ("k_proj", "v_proj", "in_proj", "f_proj", "i_proj")
 
 
 @FAMILY
@@ -127,13 +129,14 @@ def test_gradients_pass_through_cached_segments(family, router):
         (case,) = some(family, 1, 5, variant=variant, **fixed)
         with caching(family, case) as model:
             mixer = mixers(model)[0].module
-            with projected(mixer, "k_proj", "v_proj") as seen:
+            with projected(mixer, *(n for n in WRITERS if hasattr(mixer, n))) as seen:
                 logits = model(tokens(40), use_cache=False).logits
+            assert seen
             logits[:, 4 * SEGMENT + 1 :].square().sum().backward()
             for name, out in seen.items():
                 assert out.grad[:, :SEGMENT].any(), (case, name)
-                assert getattr(mixer, name).weight.grad.any()
-            assert mixer.mc.bias.grad.any()
+                assert all(p.grad.any() for p in getattr(mixer, name).parameters())
+            assert mixer.mc.bias.grad.any() and mixer.mc.heat.grad.any()
             if router in ASKS_WITHOUT_GATE:
                 assert mixer.mc.weight.grad is None
             else:

@@ -14,7 +14,7 @@ from mcretrofit import caching
 from mcretrofit.aggregators import Weights
 from mcretrofit.config import CachingConfig
 from mcretrofit.retrofit import every_head, retrofitted
-from mcretrofit.routers import mean, moment
+from mcretrofit.routers import _moment, mean
 from mcretrofit.segments import Bank, SegmentCache
 
 BROKEN = pytest.raises(AssertionError)
@@ -34,16 +34,27 @@ def whole_moment(u: Tensor, opened) -> Tensor:
     )
 
 
-@pytest.mark.parametrize(("router", "fault"), [(mean, whole_pool), (moment, whole_moment)])
+@pytest.mark.parametrize(("router", "fault"), [(mean, whole_pool), (_moment, whole_moment)])
 @torch.no_grad()
 def test_a_pool_that_sees_the_whole_segment_breaks_causality(router, fault, monkeypatch):
-    name = router.__name__.rsplit(".", 1)[1]
+    name = router.__name__.rsplit(".", 1)[1].removeprefix("_")
     (case,) = cases(1, seed=1, variant="grm", router=name, rule="plain")
     check_causality(case)
     monkeypatch.setattr(router, "_online", fault)
     for check in (check_causality, check_oracle):
         with BROKEN:
             check(case)
+
+
+@torch.no_grad()
+def test_own_writes_that_forget_the_keys_before_a_call_break_pieces(monkeypatch):
+    fixed = {"router": "moment", "rule": "z", "init": "carry_delta", "memory": "linear"}
+    (case,) = cases(1, seed=7, variant="grm", **fixed)
+    check_pieces(case)
+    right = SegmentCache.remember
+    monkeypatch.setattr(SegmentCache, "remember", lambda *a: torch.zeros_like(right(*a)))
+    with BROKEN:
+        check_pieces(case)
 
 
 @pytest.mark.parametrize("off", [1, -1], ids=["own segment too", "last segment missing"])

@@ -1,42 +1,31 @@
-"""Laws of a retrofitted transformers model that keeps its own class (qwen3_next: a hybrid)."""
+"""Laws of retrofitted transformers models that keep their own class, hybrids among them."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from lawkit import SEGMENT, Case, cases, covers, near, stir_all, tokens
+from nativehosts import HOSTS, MEMORY, host, kept, placed
 from test_hosts import python
 from torch import Tensor, nn
 
-from mcretrofit.models._native import native_class
 from mcretrofit.retrofit import mixers, retrofit_, revert_
 from mcretrofit.segments import SegmentCache
 
-CASES = pytest.mark.parametrize("case", cases(4, seed=12, memory="delta"), ids=str)
-PICO = """
-from transformers import Qwen3NextConfig
-def pico():
-    linear = {f"linear_{n}_head_dim": 16 for n in ("key", "value")}
-    linear |= {"linear_num_key_heads": 1, "linear_num_value_heads": 2}
-    return Qwen3NextConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=16, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=2,
-        num_experts_per_tok=1, moe_intermediate_size=8, shared_expert_intermediate_size=8,
-        bos_token_id=None, eos_token_id=None, pad_token_id=None,
-        layer_types=["linear_attention", "full_attention"], **linear)
-"""
+PAIRS = [
+    (name, case)
+    for seed, name in enumerate(HOSTS, 12)
+    for case in cases(2 if seed > 12 else 4, seed=seed, memory=MEMORY[name])
+]
+CASES = pytest.mark.parametrize(
+    ("model", "case"), PAIRS, ids=[f"{name}-{case}" for name, case in PAIRS], indirect=["model"]
+)
+EVERY = pytest.mark.parametrize("model", HOSTS, indirect=True)
 
 
-@pytest.fixture(scope="module")
-def model() -> nn.Module:
-    names: dict = {}
-    exec(PICO, names)
-    torch.manual_seed(0)
-    made = native_class("qwen3_next")(names["pico"]()).eval()
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter += torch.randn_like(parameter) * 0.1
-    return made
+@pytest.fixture
+def model(request) -> nn.Module:
+    return host(request.param)
 
 
 @pytest.fixture
@@ -45,7 +34,7 @@ def caching(model):
 
     def wrap(case: Case, **changes: object) -> nn.Module:
         wrapped = retrofit_(model, case.config.replace(**changes), covers(model, case))
-        assert wrapped == ["model.layers.0.linear_attn"]
+        assert wrapped == [found.name for found in mixers(model)]
         stir_all(model)
         return model
 
@@ -53,11 +42,13 @@ def caching(model):
     revert_(model)
 
 
-def pieces(model: nn.Module, ids: Tensor, sizes: list[int], cache=None) -> Tensor:
-    logits = []
+def pieces(model: nn.Module, ids: Tensor, sizes: list[int], cache=None, before: int = 0) -> Tensor:
+    logits, name, seen = [], kept(model), before
     for part in ids.split(sizes, 1):
-        out = model(part, past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
+        seen += part.shape[1]
+        where = placed(model, torch.ones(len(ids), seen, dtype=torch.long), part.shape[1])
+        out = model(part, use_cache=True, **{name: cache}, **where)
+        cache = out[name]
         logits.append(out.logits)
     return torch.cat(logits, 1)
 
@@ -75,6 +66,8 @@ def test_attaches_reads_like_the_base_and_reverts(model, caching, case):
     near(logits[:, :SEGMENT], base[:, :SEGMENT])
     assert (logits - base)[:, SEGMENT:].abs().max() > 1e-4 and type(model) is kind
     assert all(".mc." in name for name in set(model.state_dict()) - set(before))
+    touched = {name for name, module in model.named_modules() if "forward" in vars(module)}
+    assert touched == {found.name for found in mixers(model)}
     revert_(model)
     assert set(model.state_dict()) == set(before) and torch.equal(model(ids).logits, base)
 
@@ -105,14 +98,15 @@ def test_later_tokens_change_no_earlier_bit(model, caching, case):
 def test_left_padded_rows_equal_rows_alone_and_go_on(model, caching, case):
     long, short, steps = tokens(27), tokens(14, seed=2), tokens(12, rows=2, seed=3)
     ids = torch.cat([long, torch.cat([long[:, :13], short], 1)])
-    mask = torch.ones_like(ids)
+    mask, name = torch.ones_like(ids), kept(model)
     mask[1, :13] = 0
     caching(case)
-    out = model(ids, attention_mask=mask, use_cache=True)
-    got, cache = [out.logits], out.past_key_values
+    out = model(ids, attention_mask=mask, use_cache=True, **placed(model, mask, 27))
+    got, cache = [out.logits], {name: out[name]}
     for step in steps.split(1, 1):
         mask = torch.cat([mask, mask.new_ones(2, 1)], 1)
-        got.append(model(step, attention_mask=mask, past_key_values=cache).logits)
+        where = placed(model, mask, 1)
+        got.append(model(step, attention_mask=mask, use_cache=True, **cache, **where).logits)
     got = torch.cat(got, 1)
     near(got[0], model(torch.cat([long, steps[:1]], 1)).logits[0])
     near(got[1, 13:], model(torch.cat([short, steps[1:]], 1)).logits[0])
@@ -136,44 +130,52 @@ def test_generation_and_beams_equal_recompute(model, caching, case):
     near(beams.sequences_scores, logits.gather(-1, beams.sequences[:, 19:, None]).sum((1, 2)))
 
 
+@EVERY
 @torch.no_grad()
-def test_segments_follow_the_rows_of_the_hosts_cache(model, caching):
-    (case,) = cases(1, seed=13, memory="delta", variant="ssc", cover="all")
+def test_segments_follow_the_rows_of_the_hosts_cache(request, model, caching):
+    memory = MEMORY[request.node.callspec.params["model"]]
+    (case,) = cases(1, seed=13, memory=memory, variant="ssc", cover="all")
     ids, steps = tokens(21, rows=2), tokens(10, rows=2, seed=3)
     caching(case)
     # of the ways to pick rows, transformers' own layers of this kind know but this one
     for rows in ([1, 0], [1, 1]):
-        cache = model(ids, use_cache=True).past_key_values
+        cache = model(ids, use_cache=True)[kept(model)]
         assert isinstance(cache.layers[0].segments, SegmentCache)
         cache.reorder_cache(torch.tensor(rows))
-        got = pieces(model, steps, [1] * 10, cache)
+        got = pieces(model, steps, [1] * 10, cache, before=21)
         near(got, model(torch.cat([ids[rows], steps], 1)).logits[:, -10:])
     cache.reset()
     near(pieces(model, ids, [20, 1], cache), model(ids).logits)
 
 
-def test_gradients_reach_the_gate_through_cached_segments(model, caching):
+@EVERY
+def test_gradients_reach_the_gate_through_cached_segments(request, model, caching):
+    memory = MEMORY[request.node.callspec.params["model"]]
     (case,) = cases(
-        1, seed=14, memory="delta", variant="grm", router="moment", init="reset", gated=True
+        1, seed=14, memory=memory, variant="grm", router="moment", init="reset", gated=True
     )
     caching(case, rule="plain")
     mixer = mixers(model)[0].module
-    model(tokens(40), use_cache=False).logits[:, 33:].square().sum().backward()
-    assert mixer.mc.weight.grad.any() and mixer.mc.bias.grad.any()
-    model.zero_grad()
+    for train in (False, True):
+        model.train(train)
+        model(tokens(40), use_cache=False).logits[:, 33:].square().sum().backward()
+        assert mixer.mc.weight.grad.any() and mixer.mc.bias.grad.any()
+        model.zero_grad()
+    model.eval()
 
 
 def test_a_mixer_bound_to_a_gpu_package_reads_on_a_cpu():
     # imported as it is, with fla and triton installed, the bare mixer asks for a GPU
-    code = (
-        PICO
-        + """
+    code = """
 import sys, torch
+sys.path.insert(0, "tests")
+from nativehosts import fields
 from mcretrofit import CachingConfig, retrofitted
 print("fla" not in sys.modules)
-from transformers import Qwen3NextForCausalLM
+from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 torch.manual_seed(0)
-model, ids = Qwen3NextForCausalLM(pico()).eval(), torch.arange(40)[None]
+model = Qwen3NextForCausalLM(Qwen3NextConfig(**fields("qwen3_next"))).eval()
+ids = torch.arange(40)[None]
 with torch.no_grad():
     with retrofitted(model, CachingConfig(segment=64)):
         base = model(ids).logits
@@ -182,5 +184,4 @@ with torch.no_grad():
 print(logits.isfinite().all().item(), torch.allclose(logits[:, :8], base[:, :8], atol=1e-5))
 print((logits - base)[:, 8:].abs().max().item() > 1e-5)
 """
-    )
     assert python(code).split() == ["True"] * 4

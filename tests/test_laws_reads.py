@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from lawkit import KEYS, SEGMENT, Case, cases, example, inputs, plan, read
+from lawkit import KEYS, MEMORIES, SEGMENT, Case, cases, example, inputs, plan, read
 from read_oracle import Oracle
 from torch import Tensor
 
@@ -64,6 +64,19 @@ def check_causality(case: Case) -> None:
 def test_read_equals_the_oracle(variant, router):
     for case in cases(3, seed=1, variant=variant, router=router):
         check_oracle(case)
+
+
+@pytest.mark.parametrize("variant", ["ssc", "grm", "soup"])
+@pytest.mark.parametrize("memory", MEMORIES)
+@torch.no_grad()
+def test_own_writes_equal_the_oracle(memory, variant):
+    fixed = {"router": "moment", "rule": "z", "init": "carry_delta"}
+    for case in cases(2, seed=6, memory=memory, variant=variant, **fixed):
+        assert plan(case).own and not plan(case, own=False).own
+        check_oracle(case, segment=12)
+        check_oracle(case, own=False)
+        check_pieces(case)
+        check_causality(case)
 
 
 @pytest.mark.parametrize("segment", [1, 2, 5, 16])
@@ -127,7 +140,7 @@ def test_gradients_equal_the_oracles():
 
 @torch.no_grad()
 def test_states_that_cannot_merge_are_refused():
-    for name in registry.names("memories"):
+    for name in MEMORIES:
         for init in INITS:
             case = Case(name, "loglinear", "mean", init, "plain", "all", False)
             if registry.load("memories", name).MERGES or init != "reset":

@@ -66,6 +66,18 @@ def test_rwkv7_gives_the_golden_logits():
     assert (logits - expected).abs().max() < 1e-5
 
 
+@pytest.mark.skipif(not shared.is_dir(), reason="needs ../shared/checkpoints")
+@torch.no_grad()
+def test_rwkv5_gives_the_golden_logits(tmp_path):
+    # its maker norms a head's read with this epsilon, BlinkDL's code with 64 times as much
+    (tmp_path / "config.json").write_text('{"group_norm_eps": 1e-5}')
+    checkpoint = open_checkpoint(shared / "rwkv5.2-730k-bytes.pth", tmp_path / "config.json")
+    raw = bytearray((shared / "rwkv5.2-730k-bytes.expected-logits.f32").read_bytes())
+    expected = torch.frombuffer(raw, dtype=torch.float32)
+    logits = load_model(checkpoint)(torch.tensor([list(b'"in')])).logits[0, -1]
+    assert (logits - expected).abs().max() < 1e-5
+
+
 @pytest.mark.parametrize("grouped", [1, 2], ids=["equal", "grouped"])
 @pytest.mark.parametrize(
     "body", ["torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"]

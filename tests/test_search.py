@@ -33,7 +33,7 @@ def searcher(gains):
         shipped_text(),
         CachingConfig(),
         length=1536,
-        count=2,
+        count=3,
         pairs=20,
     )
 

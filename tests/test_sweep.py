@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from cli_helpers import ROOT, pico, refused, runner
-from test_laws_native import PICO
+from nativehosts import host
 
 from mcretrofit import needs
 from mcretrofit.compare import draw
@@ -194,14 +194,7 @@ def test_recipes_plan_on_a_model_of_their_layout(run, tmp_path, path):
 
 def _qwen3_next(folder: Path) -> None:
     """A stand-in that transformers itself wrote, with a tokenizer of the vocabulary's size."""
-    import torch
-
-    from mcretrofit.models._native import native_class
-
-    names: dict = {}
-    exec(PICO, names)
-    torch.manual_seed(0)
-    native_class("qwen3_next")(names["pico"]()).save_pretrained(folder)
+    host("qwen3_next").save_pretrained(folder)
 
 
 def test_draws_are_those_of_the_plan():

@@ -12,15 +12,20 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 from cli_helpers import ROOT, pico, refused, runner
 
 from mcretrofit import worker
 from mcretrofit.ledger import CLAIMS, ROWS, read
+from mcretrofit.model import load
+from mcretrofit.retrofit import plans
+from mcretrofit.tensorfile import write_safetensors
 
 GRID = ("--variant", "ma,ssc", "--segment", "16,32", "--lengths", "128,192")
 GRID += ("--task", "niah,perplexity", "--samples", "2", "--run", "run")
 JOBS, BASES = 16, 4
-TIMES = ("seconds", "base_seconds", "prefill_ratio", "started", "threads")
+TIMES = ("seconds", "base_seconds", "prefill_ratio", "decode_ratio", "started", "threads")
+TIMES += ("base_prefill_seconds", "base_step_seconds")
 
 
 @pytest.fixture(scope="module")
@@ -173,3 +178,24 @@ def test_two_ray_workers_make_the_same_rows(run, folder, whole):
     done = run("sweep", "base", *GRID[:-1], "ray", "--executor", "ray", "--workers", 2)
     assert done.status == 0, done.err
     assert plain(folder / "ray" / ROWS) == whole
+
+
+def test_a_wrapped_folder_is_swept_as_it_was_calibrated_and_trained(run, folder, monkeypatch):
+    made = run(
+        "wrap", "base", "--segment", 16, "--set", "gate=true", "--out", "own", "--heads", "all"
+    )
+    assert made.status == 0, made.err
+    gates = {
+        f"{name}.mc.{own}": torch.randn_like(value)
+        for name, plan in plans(load(folder / "own").model).items()
+        for own, value in plan.gate.named_parameters()
+    }
+    write_safetensors(folder / "own" / "gates.safetensors", gates)
+    monkeypatch.setattr(worker, "attach", lambda *_: pytest.fail("measured anew"))
+    done = run(
+        "sweep", "own", "--lengths", 128, "--task", "perplexity", "--samples", 2, "--run", "r"
+    )
+    assert done.status == 0, done.err
+    (row,) = [row for row in plain(folder / "r" / ROWS).values() if row["variant"] == "ssc"]
+    want = run("eval", "own", "--lengths", 128, "--task", "perplexity", "--samples", 2, "--json")
+    assert row["score"] == json.loads(want.out.splitlines()[0])["score"] != row["base_score"]

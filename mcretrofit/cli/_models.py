@@ -11,6 +11,7 @@ from mcretrofit.errors import RetrofitError, UsageError
 from mcretrofit.settings import settings
 
 if TYPE_CHECKING:
+    from mcretrofit.compare import Request
     from mcretrofit.model import Loaded
 
 FOLDER = "retrofit"
@@ -56,6 +57,29 @@ def opened(model: str, config: Path | None = None, device: str = "cpu") -> Loade
     return found
 
 
+def fitting(
+    model: str,
+    request: Request,
+    flags: Mapping[str, Any] | None,
+    assignments: Sequence[str],
+    *,
+    config: Path | None,
+    device: str,
+    bare: bool,
+) -> None:
+    """Refuse, from headers alone, what is predicted not to fit into memory."""
+    from mcretrofit.compare import probes
+    from mcretrofit.costs import describe
+    from mcretrofit.needs import refuse
+
+    check_device(device)
+    found = describe(model, config)
+    caching = None if bare else settings(found.config, None, flags, assignments)
+    vocabulary = found.skeleton.model.config.get_text_config().vocab_size
+    made = probes(request, vocabulary, found.trained_length)
+    refuse(found, [(caching, probe) for probe in made], device)
+
+
 def covered(
     found: Loaded, flags: Mapping[str, Any] | None, assignments: Sequence[str], bare: bool
 ) -> Loaded:
@@ -68,7 +92,12 @@ def covered(
         return found
     if asked or found.config is None:
         revert_(found.model)
-        found = attach(found, settings(found.config, None, flags, assignments))
+        base = found.config
+        if base is not None and base.gate:
+            # they were trained for the folder's own settings
+            note(f"other settings than those of {found.name}: its trained gates are left out")
+            base = base.replace(gate=False, rank=0)
+        found = attach(found, settings(base, None, flags, assignments))
         note(f"wrapped in memory: {found.config.variant}, segment {found.config.segment}")
     note(summary(found))
     return found

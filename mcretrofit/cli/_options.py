@@ -44,9 +44,11 @@ HELP = {
     "margin": "How much a score has to surprise; at 2 only loud tokens are (rule z).",
     "relative": "Compare a score with the token's own mean over segments first (rule z).",
     "shared": "One route for all cached heads of a layer (rule z).",
+    "own": "Let what the open segment wrote itself win over the past too (rule z, carry_delta).",
     "temperature": "Of the softmax over scores; the rule's own by default.",
     "whiten": "Take the keys' own second moment out of every question.",
     "gate": "Add trainable gates.",
+    "rank": "Rank of a gate's matrix, 0 is full.",
 }
 
 

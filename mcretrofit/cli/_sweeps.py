@@ -117,10 +117,14 @@ def _shard(text: str | None) -> tuple[int, int] | None:
 def _traits(recipe: Recipe) -> tuple[Described, Any]:
     from mcretrofit.costs import describe
     from mcretrofit.sweep import Traits
+    from mcretrofit.wrapped import content, is_wrapped
 
     found = describe(recipe.model or "", recipe.config)
     text = found.skeleton.model.config.get_text_config()
     hashed = found.checkpoint.content()
+    if is_wrapped(found.name):
+        # its own setting is measured as it was calibrated and trained
+        hashed = f"{hashed}+{content(Path(found.name))}"
     name = recipe.model or found.name
     return found, Traits(name, hashed, text.vocab_size, found.trained_length, found.config)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,7 @@ from mcretrofit.errors import UsageError
 from mcretrofit.settings import settings
 
 if TYPE_CHECKING:
+    from mcretrofit.refine import Tried
     from mcretrofit.search import Choice, Outcome
 
 
@@ -32,6 +34,12 @@ def command(
     ] = None,
     samples: Annotated[int, typer.Option(help="Sequences to search on, and to confirm on.")] = 4,
     pairs: Annotated[int, typer.Option(help="Facts planted in each.")] = 16,
+    budget_mb: Annotated[
+        float | None, typer.Option(help="The most that cached segments may take at --length.")
+    ] = None,
+    budget_ms: Annotated[
+        float | None, typer.Option(help="The most that caching may add to a decoding step there.")
+    ] = None,
     force: Force = False,
     config: Config = None,
     recipe: Recipe = None,
@@ -47,6 +55,9 @@ def command(
     for name, value in (("--length", length), ("--samples", samples), ("--pairs", pairs)):
         if value is not None and value < 1:
             raise UsageError(f"{name} {value}: has to be at least 1")
+    for name, value in (("--budget-mb", budget_mb), ("--budget-ms", budget_ms)):
+        if value is not None and not value > 0:
+            raise UsageError(f"{name} {value}: has to be above 0")
     words = read_text(text, "--text")
     from mcretrofit.wrap import Search, wrap
     from mcretrofit.wrapped import is_wrapped, read
@@ -62,7 +73,7 @@ def command(
         chosen,
         config=config,
         text=words,
-        search=Search(length, samples, pairs, render.note),
+        search=Search(length, samples, pairs, render.note, budget_mb, budget_ms),
         force=force or (kept is not None and out is None),
     )
     if json:
@@ -76,6 +87,9 @@ def tell(found: Outcome) -> None:
     """The table of heads and what the choice did to facts that it was not made on."""
     columns = ("mixer", "head", "finds facts", "score", "open for", "answers", "prose", "cached")
     render.table("", (*columns, "why"), map(_cells, found.choices))
+    if found.tried:
+        columns = ("setting", "value", "answers", "prose", "taken")
+        render.table("", columns, map(_setting, found.tried))
     if found.keeps_base:
         print("keep the base: no choice of heads was confirmed on other facts")
         return
@@ -84,6 +98,17 @@ def tell(found: Outcome) -> None:
         f"on other facts: answers {before.right.mean():.3f} -> {after.right.mean():.3f}, "
         f"{found.low:+.3f} .. {found.high:+.3f} nats a token better (95 %), prose {found.prose:+.2%}"
     )
+    if found.spent is not None:
+        cost = (
+            f"{found.spent.megabytes:.3g} MB and {found.spent.milliseconds:.2g} ms a decoding step"
+        )
+        print(f"it costs {cost} more at the length of the planted sequences")
+
+
+def _setting(tried: Tried) -> tuple[object, ...]:
+    value = "the rule's own" if tried.value is None else tried.value
+    over = "over budget" if math.isinf(tried.prose) else f"{tried.prose:+.2%}"
+    return (tried.setting, value, f"{tried.answers:+.3f}", over, "yes" if tried.taken else "no")
 
 
 def _cells(choice: Choice) -> tuple[object, ...]:
@@ -108,4 +133,6 @@ def _row(found: Outcome) -> dict[str, Any]:
         "answers_right": [found.base.right.mean().item(), found.done.right.mean().item()],
         "answers_gain": [found.low, found.high],
         "prose_change": found.prose,
+        "tried": [one._asdict() for one in found.tried],
+        "spent": None if found.spent is None else found.spent._asdict(),
     }

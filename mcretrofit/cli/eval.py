@@ -10,7 +10,7 @@ import typer
 
 from mcretrofit.cli import _render as render
 from mcretrofit.cli import _results as results
-from mcretrofit.cli._models import chosen, covered, opened
+from mcretrofit.cli._models import chosen, covered, fitting, opened
 from mcretrofit.cli._options import Config, Device, Json, MaybeModel, Seed, Set, caching_flags
 from mcretrofit.settings import assigned, settings
 
@@ -85,6 +85,9 @@ def command(
     check(request)
     settings(None, None, caching, set_ or ())
     write = results.appender(out)
+    if tasks:
+        how = {"config": config, "device": device, "bare": base_only}
+        fitting(place, request, caching, set_ or (), **how)
     bare = opened(place, config, device)
     todo = cells(bare, request) if tasks else []
     found = covered(bare, caching, set_ or (), base_only)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,8 @@ import typer
 from mcretrofit.cli import _render as render
 from mcretrofit.cli._models import FOLDER, summary
 from mcretrofit.cli._options import Config, Force, Json, MaybeModel
-from mcretrofit.errors import RetrofitError, UsageError
+from mcretrofit.cli._sizes import in_bytes
+from mcretrofit.errors import RetrofitError
 
 
 def command(
@@ -32,7 +32,7 @@ def command(
     It holds weights, modeling code, tokenizer and model card, for transformers'
     from_pretrained(FOLDER, trust_remote_code=True).
     """
-    most = _bytes(shard_size)
+    most = in_bytes(shard_size, "--shard-size")
     if model is None and not (Path(FOLDER) / "caching.json").is_file():
         raise RetrofitError(f"no ./{FOLDER} here to export: make one with `mcretrofit wrap MODEL`")
     if os.path.lexists(out) and not force:
@@ -69,11 +69,3 @@ def command(
         f"wrote {folder}: {len(files)} files, {render.size(sum(p.stat().st_size for p in files))}"
     )
     print(f'load it with AutoModelForCausalLM.from_pretrained("{folder}", trust_remote_code=True)')
-
-
-def _bytes(text: str) -> int:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]?)B?", text.strip(), re.IGNORECASE)
-    count = int(float(found[1]) * 1000 ** " kmgt".index(found[2].lower() or " ")) if found else 0
-    if count < 1:
-        raise UsageError(f"--shard-size {text}: expected a size such as 5GB or 500MB")
-    return count

@@ -11,6 +11,7 @@ import typer
 from mcretrofit.cli import _render as render
 from mcretrofit.cli._models import FOLDER, read_text
 from mcretrofit.cli._options import Config, Force, Json, Model, Recipe, Set, caching_flags
+from mcretrofit.cli.calibrate import tell
 from mcretrofit.errors import UsageError
 from mcretrofit.settings import settings
 
@@ -33,6 +34,10 @@ def command(
     no_calibrate: Annotated[
         bool, typer.Option("--no-calibrate", help="Read headers only; measure on the first load.")
     ] = False,
+    search: Annotated[
+        bool,
+        typer.Option("--search", help="Choose heads and thresholds as `calibrate` does: minutes."),
+    ] = False,
     recipe: Recipe = None,
     set_: Set = None,
     json: Json = False,
@@ -47,13 +52,24 @@ def command(
     if calibrate is not None and no_calibrate:
         raise UsageError("--calibrate and --no-calibrate exclude each other")
     text = read_text(calibrate, "--calibrate")
-    from mcretrofit.wrap import wrap
+    if search and no_calibrate:
+        raise UsageError("--search and --no-calibrate exclude each other")
+    from mcretrofit.wrap import Search, wrap
 
     done = wrap(
-        model, out, chosen, config=config, text=text, calibrate=not no_calibrate, force=force
+        model,
+        out,
+        chosen,
+        config=config,
+        text=text,
+        calibrate=not no_calibrate,
+        search=Search(tick=render.note) if search else None,
+        force=force,
     )
     if json:
         told = {**done._asdict(), "folder": str(done.folder)}
+        found = told.pop("found")
+        told["keeps_base"] = None if found is None else found.keeps_base
         told["measured"] = [head._asdict() for head in told.pop("heads")]
         render.json_row({"model": model, **asdict(chosen), **told})
     else:
@@ -68,6 +84,8 @@ def _tell(done: Wrapping, model: str) -> None:
         )
     elif done.heads:
         render.table("", ("mixer", *_COLUMNS), _by_mixer(done.heads))
+    if done.found is not None:
+        tell(done.found)
     for warning in done.warnings:
         render.note(f"warning: {warning}")
 

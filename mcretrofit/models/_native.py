@@ -16,6 +16,22 @@ from mcretrofit.errors import RetrofitError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+# the types that the laws run over -> the op of their mixers; others that call a known op load too
+HOSTS = {
+    "bailing_hybrid": "kda",
+    "bamba": "mamba2",
+    "falcon_h1": "mamba2",
+    "granitemoehybrid": "mamba2",
+    "kimi_linear": "kda",
+    "mamba2": "mamba2",
+    "nemotron_h": "mamba2",
+    "olmo_hybrid": "gated_delta_rule",
+    "qwen3_5_moe_text": "gated_delta_rule",
+    "qwen3_5_text": "gated_delta_rule",
+    "qwen3_next": "gated_delta_rule",
+    "zamba2": "mamba2",
+}
+
 
 def native_class(model_type: str) -> type[PreTrainedModel]:
     """transformers' causal language model for `model_type`, if its mixers call an op that we know.

@@ -15,6 +15,12 @@ from mcretrofit.ops import delta_rule
 from mcretrofit.ops._call import call
 
 MODEL_TYPES = ("delta_net",)
+ABOUT = {
+    "memory": "delta",
+    "layouts": ("FLA",),
+    "parity": "flash-linear-attention 0.6",
+    "tested": "its kernels in Triton's interpreter: prefill and a decoded step",
+}
 DEFAULTS = {
     "expand_k": 1.0,
     "expand_v": 1.0,

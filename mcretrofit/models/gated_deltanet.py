@@ -14,6 +14,12 @@ from mcretrofit.ops import gated_delta_rule
 from mcretrofit.ops._call import call
 
 MODEL_TYPES = ("gated_deltanet",)
+ABOUT = {
+    "memory": "delta",
+    "layouts": ("FLA",),
+    "parity": "flash-linear-attention 0.6",
+    "tested": "its kernels in Triton's interpreter: prefill and a decoded step",
+}
 DEFAULTS = {
     "expand_v": 2.0,
     "head_dim": 256,

@@ -15,6 +15,12 @@ from mcretrofit.ops import gla
 from mcretrofit.ops._call import call
 
 MODEL_TYPES = ("gla",)
+ABOUT = {
+    "memory": "linear",
+    "layouts": ("FLA",),
+    "parity": "flash-linear-attention 0.6",
+    "tested": "its kernels in Triton's interpreter: prefill and a decoded step",
+}
 DEFAULTS = {
     "expand_k": 0.5,
     "expand_v": 1.0,

@@ -13,6 +13,12 @@ from mcretrofit.ops import linear_attn
 from mcretrofit.ops._call import call
 
 MODEL_TYPES = ("linear_attn",)
+ABOUT = {
+    "memory": "linear",
+    "layouts": ("FLA",),
+    "parity": "flash-linear-attention 0.6",
+    "tested": "its kernels in Triton's interpreter: prefill and a decoded step",
+}
 DEFAULTS = {
     "expand_k": 1.0,
     "expand_v": 1.0,

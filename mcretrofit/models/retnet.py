@@ -13,6 +13,12 @@ from mcretrofit.ops import retention
 from mcretrofit.ops._call import call
 
 MODEL_TYPES = ("retnet",)
+ABOUT = {
+    "memory": "linear",
+    "layouts": ("FLA",),
+    "parity": "flash-linear-attention 0.6",
+    "tested": "its kernels in Triton's interpreter: prefill and a decoded step",
+}
 # no use_short_conv: the format's blocks do not hand it on, so no checkpoint has the convolutions
 DEFAULTS = {
     "hidden_ratio": 2,

@@ -10,12 +10,21 @@ from torch import Tensor, nn
 
 from mcretrofit.errors import RetrofitError
 from mcretrofit.models._blocks import heads
+from mcretrofit.models._rwkv import Block as RWKVBlock
+from mcretrofit.models._rwkv import HeadNorm, LowRank, shift
+from mcretrofit.models._rwkv import final_norm as final_norm
 from mcretrofit.models._rwkv7_layout import from_layout as from_layout
 from mcretrofit.models._state import Context
 from mcretrofit.ops import rwkv7
 from mcretrofit.ops._call import call, l2norm
 
 MODEL_TYPES = ("rwkv7",)
+ABOUT = {
+    "memory": "rwkv7",
+    "layouts": ("FLA", "BlinkDL"),
+    "parity": "flash-linear-attention 0.6, golden logits of a third party",
+    "tested": "its kernels in Triton's interpreter: prefill and a decoded step; a small real checkpoint",
+}
 DEFAULTS = {
     "head_dim": 64,
     "num_heads": None,
@@ -33,34 +42,6 @@ DEFAULTS = {
 }
 FASTEST = -0.6065306597126334  # -exp(-1/2), the log decay that a gate of one gives
 chunk_rwkv7 = partial(call, rwkv7)
-
-
-class LowRank(nn.Module):
-    """`W2 activation(W1 x) + b`."""
-
-    def __init__(
-        self, width: int, out: int, rank: int, activation: nn.Module, bias: bool = True
-    ) -> None:
-        super().__init__()
-        first = nn.Linear(width, rank, bias=False)
-        self.lora = nn.Sequential(first, activation, nn.Linear(rank, out, bias=bias))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.lora(x)
-
-
-class HeadNorm(nn.Module):
-    """Layer norm of each head in float32, then one affine map: `[B, T, H, V] -> [B, T, H V]`."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        wide = F.layer_norm(wide, x.shape[-1:], eps=self.eps).flatten(-2)
-        return (wide * self.weight + self.bias).to(x.dtype)
 
 
 class Mixer(nn.Module):
@@ -148,33 +129,11 @@ class FeedForward(nn.Module):
         return self.value(F.relu(self.key(x + change * self.x_k)).square())
 
 
-class Block(nn.Module):
-    """Layer norm, mixer, layer norm, feed-forward; one more norm before the first layer."""
+class Block(RWKVBlock):
+    """The family's mixer and feed-forward, each behind its norm."""
 
     def __init__(self, config, layer: int) -> None:  # noqa: ANN001
-        super().__init__()
-        if config.norm_first and layer == 0:
-            self.pre_norm = final_norm(config)
-        self.attn_norm, self.attn = final_norm(config), Mixer(config, layer)
-        self.ffn_norm, self.ffn = final_norm(config), FeedForward(config, layer)
-
-    def forward(self, x: Tensor, context: Context) -> Tensor:
-        x = self.pre_norm(x) if hasattr(self, "pre_norm") else x
-        x = x + self.attn(self.attn_norm(x), context)
-        return x + self.ffn(self.ffn_norm(x), context)
-
-
-def final_norm(config) -> nn.LayerNorm:  # noqa: ANN001
-    """The layer norm that this family has everywhere."""
-    return nn.LayerNorm(config.hidden_size, config.norm_eps, bias=config.norm_bias)
-
-
-def shift(x: Tensor, past: Tensor | None, context: Context) -> tuple[Tensor, Tensor, Tensor]:
-    """`x [B, T, D]` without padding, its step from the token before, the last token `[B, 1, D]`."""
-    x = context.masked(x)
-    past = x.new_zeros(x.shape[0], 1, x.shape[-1]) if past is None else past.to(x.dtype)
-    joined = torch.cat([past, x], 1)
-    return x, joined[:, :-1] - x, context.tail(joined, 1)
+        super().__init__(config, layer, Mixer(config, layer), FeedForward(config, layer))
 
 
 def _values(config, layer: int) -> int:  # noqa: ANN001

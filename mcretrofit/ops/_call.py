@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from mcretrofit.memories import Streams
-from mcretrofit.memories._scan import init_state, scan
+from mcretrofit.memories._scan import State, init_state, scan, tree
 
 
 def l2norm(x: Tensor) -> Tensor:
@@ -35,15 +36,17 @@ def silence(streams: Streams, valid: Tensor | None) -> Streams:
     return streams.map(lambda s: s.masked_fill(~valid.view(*valid.shape, *[1] * (s.dim() - 2)), 0))
 
 
-def to_state(given: Tensor | None, streams: Streams, v_first: bool) -> Tensor:
-    """A host's state as ours, `[B, H, K, V]` in at least float32; none given: the empty one."""
+def to_state(
+    given: State | None, streams: Streams, v_first: bool, memory: ModuleType | None = None
+) -> State:
+    """A host's state as ours, `[B, H, K, V]` in at least float32; none given: the initial one."""
     if given is None:
-        return init_state(streams)
+        return init_state(streams, memory)
     given = given.transpose(-1, -2) if v_first else given
-    return given.to(torch.promote_types(given.dtype, torch.float32))
+    return tree(lambda s: s.to(torch.promote_types(s.dtype, torch.float32)), given)
 
 
-def from_state(state: Tensor, v_first: bool) -> Tensor:
+def from_state(state: State, v_first: bool) -> State:
     """Our state in a host's layout (`[B, H, V, K]` when `v_first`)."""
     return state.transpose(-1, -2) if v_first else state
 
@@ -51,15 +54,20 @@ def from_state(state: Tensor, v_first: bool) -> Tensor:
 def call(
     op: ModuleType,
     *args: Tensor,
-    initial_state: Tensor | None = None,
+    initial_state: State | None = None,
     output_final_state: bool = False,
     state_v_first: bool = False,
     valid: Tensor | None = None,
     **options,  # noqa: ANN003 - the op's own arguments
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, State | None]:
     """The unmodified op: `(out [B, T, H, V], final state or None)`; `valid [B, T]` marks padding."""
     streams = silence(op.streams(*args, **options), valid)
-    state = to_state(initial_state, streams, state_v_first)
+    state = to_state(initial_state, streams, state_v_first, op.MEMORY)
     out, state = scan(op.MEMORY, streams, state)
     out = out.to(streams.v.dtype)
     return out, from_state(state, state_v_first) if output_final_state else None
+
+
+def entry(op: ModuleType, name: str, run: Callable) -> Callable:
+    """`run`, which is called as `call` is, for hosts that call it `name`."""
+    return op.around(name, run) if hasattr(op, "around") else run

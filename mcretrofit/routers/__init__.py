@@ -6,6 +6,8 @@ A router is a module with
   the summaries of a segment's parts add up to the segment's;
 - `score(asked, bank, opened) -> (cached [B, T, H, N], online [B, T, H] or None)`: the open segment's
   score, up to and including each token, only where `opened` is given;
+- optionally `settled(u, opened) -> [B, T, H]`: the open segment's score up to `opened.lag` tokens before
+  each token (nearer stands the question itself), where scores add up over a segment's tokens;
 - `UNIT`: keys and queries are made unit vectors first; `USES_QUERY`: whether an untrained gate asks
   with the read query; `POSITIVE`: scores are never negative and can be
   compared with their mean; `TEMPERATURE`: that of the plain rule (`rules.py`).
@@ -16,6 +18,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from torch import Tensor
+
+NEAR = 8  # tokens, the most that `lag` can be
 
 
 class Asked(NamedTuple):
@@ -34,6 +38,25 @@ class Opened(NamedTuple):
     before: Tensor  # [B, S, H, P], summaries of what earlier calls put there
     size: int
     places: Tensor | None = None  # [B, T], the tokens' places in their rows, where controls ask
+    share: Tensor | None = None  # [B, T], what of a whole segment was written `lag` tokens before
+    lag: int = 0
+    near: Tensor | None = None  # [B, lag, H, K], keys of the first segment just before this call
+    begun: Tensor | None = None  # [B], where in the first segment this call's tokens begin
+
+    def cut(self, tokens: slice, before: Tensor, size: int) -> Opened:
+        """A run of segments with what earlier calls put there."""
+        first = tokens.start == 0
+        return Opened(
+            self.keys[:, tokens],
+            self.valid[:, tokens],
+            before,
+            size,
+            None if self.places is None else self.places[:, tokens],
+            None if self.share is None else self.share[:, tokens],
+            self.lag,
+            self.near if first else None,
+            self.begun,
+        )
 
     def fold(self, x: Tensor) -> Tensor:
         """`[B, T, ...]` -> `[B * S, size, ...]`."""

@@ -1,7 +1,7 @@
 """Probes; one file = one task. This file is their contract and nothing else.
 
 A task module has a one-line docstring and
-- `METRIC`: `"accuracy"` or `"bits_per_byte"`;
+- `METRIC`: `"accuracy"` or `"bits_per_byte"`; optionally `metric(sample)`, that of a sample's data set;
 - `samples(*, length, depth=None, count, seed, tokenizer, template="ruler", haystack=None)
   -> list[Sample]`: the same arguments give the same samples, in every process;
 - `score(sample, completion) -> float`: for accuracy the share, in [0, 1], of the answers that the

@@ -56,12 +56,17 @@ def samples(
     return [_sample(names[0], one, length, seed, tokenizer) for one in chosen]
 
 
+def metric(sample: Sample) -> str:
+    """The name of the set's metric."""
+    return SETS[sample.dataset].metric
+
+
 def score(sample: Sample, completion: str) -> float:
     """The best of the set's metric over the right answers."""
     if sample.dataset in FIRST_LINE:
         completion = completion.lstrip("\n").split("\n")[0]
-    metric = METRICS[SETS[sample.dataset].metric]
-    return max(metric(completion, answer, sample.classes) for answer in sample.answers)
+    measure = METRICS[metric(sample)]
+    return max(measure(completion, answer, sample.classes) for answer in sample.answers)
 
 
 def _name(record: Record) -> str:

@@ -63,14 +63,16 @@ class _Read(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        states, q, *_ = ctx.saved_tensors
+        # once: activation checkpointing recomputes what is saved when it is asked for
+        states, q, weights, indices = ctx.saved_tensors
         with torch.autocast(states.device.type, enabled=False):
-            grads = _backward(ctx, grad.to(states.dtype), states, q.to(states.dtype))
+            grads = _backward(ctx, grad.to(states.dtype), (states, q, weights, indices))
         return *grads, None
 
 
-def _backward(ctx, grad: Tensor, states: Tensor, q: Tensor) -> tuple[Tensor | None, ...]:
-    _, given_q, given_weights, indices = ctx.saved_tensors
+def _backward(ctx, grad: Tensor, saved: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    states, given_q, given_weights, indices = saved
+    q = given_q.to(states.dtype)
     to_states, to_rest = ctx.needs_input_grad[0], any(ctx.needs_input_grad[1:3])
     weights = given_weights.to(states.dtype)
     grad_states = states.new_zeros(states.shape) if to_states else None

@@ -1,0 +1,76 @@
+"""One mixer's caching plan: its configuration, its gate, and the modules that the names mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from mcretrofit.aggregators import Weights
+from mcretrofit.config import CachingConfig
+from mcretrofit.dyadic import DyadicCache
+from mcretrofit.errors import RetrofitError
+from mcretrofit.gates import Gate
+from mcretrofit.memories import Streams
+from mcretrofit.registry import load
+from mcretrofit.routers import NEAR
+from mcretrofit.segments import SegmentCache
+
+
+class Plan:
+    """One mixer's caching: its configuration, its gate, and the modules that the names mean."""
+
+    def __init__(self, config: CachingConfig, gate: Gate, memory: ModuleType, heads: int) -> None:
+        self.config, self.gate, self.memory, self.total = config, gate, memory, heads
+        self.router = load("routers", config.router)
+        self.aggregator = load("aggregators", config.preset.aggregator)
+        self.options = {"top_k": config.top_k} if config.preset.aggregator == "ssc" else {}
+        self.logarithmic = config.preset.segmentation == "logarithmic"
+        # calibration looks at the scores and at what is visible through this
+        self.watch: Callable[[Tensor, Tensor], None] | None = None
+        # controls weigh segments in their own way through this: (weigh, reading, bank, opened)
+        self.reroute: Callable[..., Weights] | None = None
+        if self.logarithmic and config.init == "reset" and not memory.MERGES:
+            kind = memory.__name__.rsplit(".", 1)[1]
+            raise RetrofitError(
+                f"loglinear with init reset has no way to merge the states of a {kind} memory; "
+                "take --init carry_delta or carry"
+            )
+
+    @cached_property
+    def all_heads(self) -> bool:
+        return self.gate.heads == list(range(self.total))
+
+    @cached_property
+    def partial(self) -> bool:
+        """Whether some channels of a cached head are left alone."""
+        return bool((self.gate.mask == 0).any())
+
+    @property
+    def own(self) -> bool:
+        """Whether what the open segment wrote itself is weighed apart from the past that it carries."""
+        config = self.config
+        constant = not self.logarithmic and config.init == "carry_delta"
+        scored = config.routed and config.rule == "z" and hasattr(self.router, "settled")
+        return config.own and constant and scored
+
+    @property
+    def near(self) -> int:
+        """How many tokens before each stand too near to be called the open segment's memory."""
+        return min(NEAR, self.config.segment // 4)
+
+    def start(self, batch: int, device: torch.device) -> SegmentCache:
+        """An empty cache of this plan's kind."""
+        return (DyadicCache if self.logarithmic else SegmentCache).start(batch, device)
+
+    def cached(self, x: Tensor) -> Tensor:
+        """The cached heads of `x [B, T, H, ...]`."""
+        return x if self.all_heads else x[:, :, self.gate.heads]
+
+    def pick(self, streams: Streams, masked: bool) -> Streams:
+        """The cached heads of all streams, their queries masked to the cached channels if asked."""
+        picked = streams.map(self.cached)
+        return picked._replace(q=self.gate.masked(picked.q)) if masked else picked

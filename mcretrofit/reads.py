@@ -1,0 +1,115 @@
+"""Weigh and read: from what tokens ask to what they get of the segments that they see.
+
+The online memory runs on through segments: it holds what the open segment wrote and what is left of
+the past. Where the plan takes the two apart (`Plan.own`), the open segment's own writes are one more
+candidate: with weight p of the two together the online read loses p times what is left of the past.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from mcretrofit_kernels.cached_read import cached_read
+from torch import Tensor
+
+from mcretrofit import rules
+from mcretrofit.aggregators import Reading
+from mcretrofit.plan import Plan
+from mcretrofit.routers import Asked, Opened
+from mcretrofit.segments import Bank
+
+
+def read(
+    plan: Plan,
+    bank: Bank,
+    asked: Asked,
+    opened: Opened,
+    closing: Tensor | None = None,
+    left: Tensor | None = None,
+) -> Tensor:
+    """`[B, T, H', V]`; in rows `closing [B]` the newest block is the online memory.
+
+    `left [B, T, H', V]` is the read of what the open segment did not write itself, where that counts.
+    """
+    if closing is not None:
+        asked, opened = _merged(plan, bank, asked, opened, closing)
+    if plan.watch is not None:
+        plan.watch(_surprise(plan, bank, asked), bank.visible & opened.valid[..., None])
+        return asked.online
+    logits = partial(_logits, plan, bank, asked, opened)
+    if left is not None:
+        asked, logits = _apart(plan, bank, asked, opened, left)
+    reading = Reading(bank.visible, asked.q.shape[2], logits)
+    weigh = partial(plan.aggregator.weigh, **plan.options)
+    weights = weigh(reading) if plan.reroute is None else plan.reroute(weigh, reading, bank, opened)
+    cached = cached_read(bank.states, asked.q, weights.cached, weights.indices)
+    return weights.online[..., None] * asked.online + cached
+
+
+def _apart(
+    plan: Plan, bank: Bank, asked: Asked, opened: Opened, left: Tensor
+) -> tuple[Asked, Callable[[], tuple[Tensor, Tensor]]]:
+    """The online read with less of the past where the open segment surprises, and all logits."""
+    gate, config = plan.gate, plan.config
+    scores, _ = plan.router.score(asked, bank, None)
+    own = plan.router.settled(asked.u, opened)
+    missing = (1 - opened.share)[..., None]
+    if config.relative and plan.router.POSITIVE:
+        usual = rules.usual(scores, bank.visible)
+        scores, own = scores / usual[..., None], own / usual + missing
+    else:
+        own = own + missing * gate.mean
+    heat = gate.heated(rules.Z_TEMPERATURE if config.temperature is None else config.temperature)
+    rule = partial(
+        rules.z,
+        mean=gate.mean,
+        std=gate.std,
+        margin=config.margin,
+        temperature=heat,
+        shared=config.shared,
+    )
+    loud = rule(own[..., None])[0][..., 0]
+    loud = loud.masked_fill(~bank.visible.any(-1, keepdim=True), -torch.inf)
+    online = asked.online - loud.sigmoid()[..., None] * left
+    return asked._replace(online=online), lambda: (
+        rule(scores)[0],
+        gate.biased(F.softplus(loud)),
+    )
+
+
+def _merged(
+    plan: Plan, bank: Bank, asked: Asked, opened: Opened, closing: Tensor
+) -> tuple[Asked, Opened]:
+    """The newest closed block taken for the open segment: its summary, and under reset its state."""
+    rows = torch.arange(len(closing), device=closing.device)
+    newest = bank.newest
+    here = closing[:, None, None, None]
+    if plan.config.init == "reset":
+        alone = asked.q.new_ones(*asked.q.shape[:3], 1)
+        merged = cached_read(bank.states[rows, newest][:, None], asked.q, alone)
+        asked = asked._replace(online=torch.where(here, merged, asked.online))
+    before = torch.where(here, bank.summaries[rows, newest][:, None], opened.before)
+    keys = opened.keys.masked_fill(here, 0)
+    return asked, Opened(keys, opened.valid & ~closing[:, None], before, 1, opened.places)
+
+
+def _logits(plan: Plan, bank: Bank, asked: Asked, opened: Opened) -> tuple[Tensor, Tensor]:
+    config, gate = plan.config, plan.gate
+    default = rules.Z_TEMPERATURE if config.rule == "z" else plan.router.TEMPERATURE
+    heat = gate.heated(default if config.temperature is None else config.temperature)
+    if config.rule == "z":
+        scores = _surprise(plan, bank, asked)
+        cached, online = rules.z(scores, gate.mean, gate.std, config.margin, heat, config.shared)
+    else:
+        cached, online = rules.plain(*plan.router.score(asked, bank, opened), heat)
+    return cached, gate.biased(online)
+
+
+def _surprise(plan: Plan, bank: Bank, asked: Asked) -> Tensor:
+    """The scores that the z rule looks at `[B, T, H', N]`."""
+    scores, _ = plan.router.score(asked, bank, None)
+    compared = plan.config.relative and plan.router.POSITIVE
+    return rules.relative(scores, bank.visible) if compared else scores
