@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,14 +20,20 @@ _WIDE = ("A_log", "dt_bias")
 
 
 class Stored(NamedTuple):
-    """A tensor and the dtype that it is written in."""
+    """A tensor's shape, the dtype that it is written in, and its values in flat pieces."""
 
-    tensor: Tensor
+    shape: tuple[int, ...]
     dtype: torch.dtype
+    pieces: Callable[[], Iterable[Tensor]]
 
     @property
     def nbytes(self) -> int:
-        return self.tensor.numel() * self.dtype.itemsize
+        return prod(self.shape) * self.dtype.itemsize
+
+
+def held(tensor: Tensor, dtype: torch.dtype) -> Stored:
+    """A tensor that is in memory already."""
+    return Stored(tuple(tensor.shape), dtype, lambda: (tensor,))
 
 
 def stored(
@@ -40,7 +47,12 @@ def stored(
     dtypes = (
         {} if checkpoint is None else {n: _torch(checkpoint.dtype(n)) for n in checkpoint.names()}
     )
-    return {n: Stored(state[n], _dtype(n, state[n], dtypes, asked)) for n in names.values()}
+    return {n: held(state[n], _dtype(n, state[n], dtypes, asked)) for n in names.values()}
+
+
+def written_dtype(name: str, own: torch.dtype, asked: torch.dtype | None) -> torch.dtype:
+    """What a tensor is written in that a checkpoint has in its `own` dtype."""
+    return torch.float32 if name.endswith(_WIDE) else asked or own
 
 
 def _dtype(
@@ -93,7 +105,7 @@ def write_streamed(path: Path, tensors: Mapping[str, Stored]) -> None:
     end = 0
     for name in order:
         start, end = end, end + tensors[name].nbytes
-        shape = list(tensors[name].tensor.shape)
+        shape = list(tensors[name].shape)
         header[name] = {
             "dtype": _code(name, tensors[name]),
             "shape": shape,
@@ -104,7 +116,11 @@ def write_streamed(path: Path, tensors: Mapping[str, Stored]) -> None:
     with open(path, "wb") as file:
         file.write(len(head).to_bytes(8, "little") + head)
         for name in order:
-            file.write(_raw(tensors[name]))
+            begun = file.tell()
+            for piece in _raw(tensors[name]):
+                file.write(piece)
+            if file.tell() - begun != tensors[name].nbytes:
+                raise RetrofitError(f"tensor '{name}' changed while it was written: start again")
 
 
 def _split(tensors: Mapping[str, Stored], size: int) -> list[dict[str, Stored]]:
@@ -125,6 +141,7 @@ def _code(name: str, stored: Stored) -> str:
     return _CODES[stored.dtype]
 
 
-def _raw(stored: Stored) -> Iterable[int]:
-    tensor = stored.tensor.detach().to("cpu", stored.dtype).contiguous()
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+def _raw(stored: Stored) -> Iterator[memoryview]:
+    for piece in stored.pieces():
+        tensor = piece.detach().to("cpu", stored.dtype).contiguous()
+        yield memoryview(tensor.reshape(-1).view(torch.uint8).numpy())

@@ -8,14 +8,27 @@ is their read of the open segment and o, c_i are an aggregator's weights. Pure b
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mcretrofit.dyadic import DyadicCache
 from mcretrofit.memories import Streams
-from mcretrofit.memories._scan import kept, scan, scan_segments, wide
+from mcretrofit.memories._networks import Layer, packed, unpacked
+from mcretrofit.memories._scan import (
+    State,
+    init_state,
+    kept,
+    scan,
+    scan_segments,
+    tree,
+    weights,
+    wide,
+)
+from mcretrofit.memories._tape import Taping
 from mcretrofit.plan import Plan
 from mcretrofit.reads import read
 from mcretrofit.routers import Asked, Opened
@@ -27,25 +40,30 @@ class Scanned(NamedTuple):
 
     base: Tensor  # [B, F, H, V], the part that is never touched
     online: Tensor  # [B, F, H', V], the cached channels' read of the open segment
-    ends: Tensor  # [B, S, H', K, V]
-    state: Tensor  # [B, H, K, V]
+    ends: State  # [B, S, H', K, V], or the weights of networks
+    state: State  # [B, H, ...]
+    alone: Tensor | None = (
+        None  # [B, F, H', V], what the open segment's own writes give by themselves
+    )
+    layer: Layer | None = None  # the cached heads' running weights, a layer at a time
 
 
 def cached_scan(
     plan: Plan,
     streams: Streams,
-    state: Tensor,
+    state: State,
     cache: SegmentCache,
     x: Tensor | None,
     valid: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, State]:
     """The op with caching: `(out [B, T, H, V], state)`; `cache` moves on by the tokens read."""
     streams = wide(streams)
-    if cache.origin is None:
-        cache.origin = plan.cached(state[:, None])[:, 0]
+    if plan.differs and cache.origin is None:
+        cache.origin = weights(plan.held(state), plan.memory)
     laid = frame(cache, valid, streams.length, plan.config.segment, plan.logarithmic)
     framed = streams.map(laid.put)
-    scanned = (_reset if plan.config.init == "reset" else _carry)(plan, framed, state, cache, laid)
+    scans = {"reset": _reset, "carry": _carry, "carry_delta": _carry if plan.differs else _both}
+    scanned = scans[plan.config.init](plan, framed, state, cache, laid)
     mixed = _mix(plan, plan.pick(framed, True), scanned, cache, laid, x, valid)
     if plan.partial:
         mixed = plan.cached(scanned.base) - scanned.online * (plan.config.init != "reset") + mixed
@@ -56,31 +74,41 @@ def cached_scan(
     return laid.take(out), scanned.state
 
 
-def _carry(plan: Plan, framed: Streams, state: Tensor, cache: SegmentCache, laid: Frame) -> Scanned:
+def _carry(plan: Plan, framed: Streams, state: State, cache: SegmentCache, laid: Frame) -> Scanned:
     """The model's own recurrence runs through; partly cached heads are read twice."""
-    streams, heads = framed, state.shape[1]
+    streams = framed
     if plan.partial:
         extra = plan.pick(framed, True)
-        streams = Streams(
-            *(
-                None if a is None else torch.cat([a, b], 2)
-                for a, b in zip(framed, extra, strict=True)
-            )
+        joined = (
+            None if a is None else torch.cat([a, b], 2) for a, b in zip(framed, extra, strict=True)
         )
-        state = torch.cat([state, plan.cached(state[:, None])[:, 0]], 1)
-    out, state, ends = scan_segments(plan.memory, streams, laid.size, state, "carry")
-    base = out[:, :, :heads]
+        streams = Streams(*joined)
+        state = tree(lambda s: torch.cat([s, plan.held(s)], 1), state)
+    memory = Taping(plan.memory) if plan.blends else plan.memory
+    out, state, ends = scan_segments(memory, streams, laid.size, state, "carry")
+    ends, base = weights(ends, plan.memory), out[:, :, : plan.total]
     if plan.partial:
-        return Scanned(base, out[:, :, heads:], ends[:, :, heads:], state[:, :heads])
-    return Scanned(base, plan.cached(base), plan.cached(ends), state)
+        own = slice(plan.total, None)
+        state = tree(lambda s: s[:, : plan.total], state)
+        return Scanned(base, out[:, :, own], tree(lambda s: s[:, :, own], ends), state)
+    layer = plan.among(memory.read) if plan.blends else None
+    return Scanned(base, plan.cached(base), tree(plan.cached, ends), state, layer=layer)
 
 
-def _reset(plan: Plan, framed: Streams, state: Tensor, cache: SegmentCache, laid: Frame) -> Scanned:
-    """Cached channels start every segment empty; the rest runs through as before."""
-    own = plan.pick(framed, True)
-    start = cache.origin if cache.online is None else cache.online
-    online, _, ends = scan_segments(plan.memory, own, laid.size, start, "reset")
-    cache.online = _after(ends, laid)
+def _alone(
+    plan: Plan, own: Streams, state: State, cache: SegmentCache, laid: Frame
+) -> tuple[Tensor, State, Layer | None]:
+    """Cached channels' reads, weights at the ends and layers where every segment begins afresh."""
+    start = plan.held(state) if cache.online is None else cache.online
+    memory = Taping(plan.memory) if plan.blends else plan.memory
+    online, _, ends = scan_segments(memory, own, laid.size, start, "reset")
+    cache.online = _after(ends, laid, init_state(own, plan.memory))
+    return online, weights(ends, plan.memory), memory.read if plan.blends else None
+
+
+def _reset(plan: Plan, framed: Streams, state: State, cache: SegmentCache, laid: Frame) -> Scanned:
+    """Cached channels start every segment afresh; the rest runs through as before."""
+    online, ends, layer = _alone(plan, plan.pick(framed, True), state, cache, laid)
     if plan.partial:
         q = framed.q.clone()
         q[:, :, plan.gate.heads] = q[:, :, plan.gate.heads] * (1 - plan.gate.mask.to(q.dtype))
@@ -89,10 +117,17 @@ def _reset(plan: Plan, framed: Streams, state: Tensor, cache: SegmentCache, laid
     rest = [h for h in range(plan.total) if h not in plan.gate.heads]
     base = online.new_zeros(*online.shape[:2], plan.total, online.shape[-1])
     if rest:
-        out, kept_state = scan(plan.memory, framed.map(lambda s: s[:, :, rest]), state[:, rest])
+        out, ran = scan(plan.memory, framed.heads(rest), tree(lambda s: s[:, rest], state))
         where = torch.tensor(rest, device=out.device)
-        base, state = base.index_copy(2, where, out), state.index_copy(1, where, kept_state)
-    return Scanned(base, online, ends, state)
+        base = base.index_copy(2, where, out)
+        state = tree(lambda s, new: s.index_copy(1, where, new), state, ran)
+    return Scanned(base, online, ends, state, layer=layer)
+
+
+def _both(plan: Plan, framed: Streams, state: State, cache: SegmentCache, laid: Frame) -> Scanned:
+    """Networks cannot be subtracted: what a segment writes itself is written once more, afresh."""
+    alone, ends, _ = _alone(plan, plan.pick(framed, True), state, cache, laid)
+    return _carry(plan, framed, state, cache, laid)._replace(ends=ends, alone=alone)
 
 
 def _mix(
@@ -118,12 +153,11 @@ def _mix(
         before = torch.cat([cache.open_summary[:, None], before[:, 1:]], 1)
     summaries = fresh + before
     opened = _opened(plan, keys, tokens, cache, laid)
-    began = cache.origin[:, None]
-    began = torch.cat([began, scanned.ends[:, :-1]], 1) if count > 1 else began
+    began = _began(cache, scanned.ends) if plan.differs else None
     since, decay = _decay(own, cache, laid)
-    written = _own(plan, scanned.ends, began, cache, decay, laid)
+    written = packed(_own(plan, scanned.ends, began, cache, decay, laid))
     index = cache.counts[:, None] + torch.arange(count, device=tokens.device)
-    cache.open_summary = _after(summaries, laid)
+    cache.open_summary = _after(summaries, laid, torch.zeros_like(fresh[:, 0]))
     cache.settle(laid)
     parts = []
     walk = _walk_dyadic if plan.logarithmic else _walk
@@ -134,11 +168,29 @@ def _mix(
             parts.append(online)
             continue
         segment = slice(start // size, -(-stop // size))
-        left = _left(plan, own, since, began, cut, segment) if plan.own else None
+        left = None
+        if plan.own and plan.differs:
+            left = _left(plan, own, since, began, cut, segment)
+        elif plan.own:
+            left = online - scanned.alone[:, cut]
         part = opened.cut(cut, before[:, segment], min(size, stop - start))
-        asked = Asked(asks[:, cut], own.q[:, cut], online)
+        layer = None if scanned.layer is None else partial(_cut, scanned.layer, cut, laid.width)
+        asked = Asked(asks[:, cut], own.q[:, cut], online, layer)
+        bank = bank._replace(states=unpacked(bank.states, scanned.ends))
         parts.append(read(plan, bank, asked, part, closing, left))
     return torch.cat(parts, 1)
+
+
+def _cut(layer: Layer, cut: slice, width: int, i: int, x: Tensor) -> Tensor:
+    """A layer of the running weights of some tokens alone, out of `width`."""
+    more = (0, 0) * 2 + (cut.start, width - cut.stop)
+    return layer(i, F.pad(x, more))[:, cut]
+
+
+def _began(cache: SegmentCache, ends: Tensor) -> Tensor:
+    """The states `[B, S, H', K, V]` before the segments that end with `ends`."""
+    began = cache.origin[:, None]
+    return torch.cat([began, ends[:, :-1]], 1) if ends.shape[1] > 1 else began
 
 
 def _opened(plan: Plan, keys: Tensor, tokens: Tensor, cache: SegmentCache, laid: Frame) -> Opened:
@@ -179,20 +231,20 @@ def _decay(own: Streams, cache: SegmentCache, laid: Frame) -> tuple[Tensor | Non
     if cache.open_decay is not None:
         since = torch.cat([since[:, :1] + cache.open_decay[:, None, None], since[:, 1:]], 1)
     total = since[:, :, -1]
-    cache.open_decay = _after(total, laid)
+    cache.open_decay = _after(total, laid, torch.zeros_like(total[:, 0]))
     return since.flatten(1, 2), total
 
 
 def _own(
     plan: Plan,
-    ends: Tensor,
-    began: Tensor,
+    ends: State,
+    began: Tensor | None,
     cache: SegmentCache,
     decay: Tensor | None,
     laid: Frame,
-) -> Tensor:
+) -> State:
     """What is cached of each segment: its end state, or under `carry_delta` what it wrote itself."""
-    if plan.config.init != "carry_delta" or not laid.closing:
+    if began is None or not laid.closing:
         # what is not closed is not cached
         return ends
     cache.origin = _pick(torch.cat([cache.origin[:, None], ends], 1), laid.closed)
@@ -248,11 +300,12 @@ def _walk_dyadic(
         yield stop - 1, stop, cache.bank(tail, rows), rows
 
 
-def _after(sums: Tensor, laid: Frame) -> Tensor:
-    """The open segment's running sum after this call, of those of all its segments `[B, S, ...]`."""
+def _after(sums: State, laid: Frame, fresh: State) -> State:
+    """The open segment's running sum (or state) after this call, of those of all its segments
+    `[B, S, ...]`; `fresh` where it has no token yet."""
     if not laid.closing:
-        return sums[:, 0]
-    return _pick(torch.cat([sums, torch.zeros_like(sums[:, :1])], 1), laid.closed)
+        return tree(lambda s: s[:, 0], sums)
+    return tree(lambda s, f: _pick(torch.cat([s, f[:, None]], 1), laid.closed), sums, fresh)
 
 
 def _pick(stack: Tensor, at: Tensor) -> Tensor:

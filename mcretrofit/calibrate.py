@@ -107,7 +107,7 @@ def hear(model: nn.Module, batch: Tensor) -> dict[str, _Heard]:
     heard: dict[str, _Heard] = {}
 
     def listen(name: str, streams: Streams, valid: Tensor | None) -> None:
-        if not all(bool(s.isfinite().all()) for s in streams if s is not None):
+        if not all(bool(s.isfinite().all()) for s in streams[:-1] if s is not None):
             raise RetrofitError(
                 f"{name}: values are NaN or infinite on the calibration text; "
                 "look for broken weights, or load the model in float32"

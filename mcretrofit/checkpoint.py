@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,7 +12,7 @@ from mcretrofit.atomic import sha256
 from mcretrofit.errors import RetrofitError
 from mcretrofit.rawfile import file_size, show
 from mcretrofit.sources import Source, locate
-from mcretrofit.tensorfile import TensorInfo, read_header, read_tensor
+from mcretrofit.tensorfile import TensorInfo, read_header, read_pieces, read_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -59,6 +59,14 @@ class Checkpoint:
             return self.mapped[name].clone(memory_format=torch.contiguous_format)
         return read_tensor(info)
 
+    def pieces(self, name: str, most: int = 1 << 22) -> Iterator[torch.Tensor]:
+        """A tensor's values in flat tensors of up to `most` elements; none is held longer."""
+        info = self._info(name)
+        if name in self.mapped:
+            yield from self.read(name).reshape(-1).split(most)
+        else:
+            yield from read_pieces(info, most)
+
     def files(self) -> list[Path]:
         """The weight files, each once, in the order of their tensors."""
         return list(dict.fromkeys(info.file for info in self.tensors.values()))
@@ -93,7 +101,9 @@ class Checkpoint:
             return
         # eight-bit floats have no isfinite of their own
         wide = tensor.float() if tensor.element_size() == 1 else tensor
-        bad = tensor.numel() - int(wide.isfinite().sum())
+        # in pieces: the test makes several tensors of the size of its own
+        pieces = wide.reshape(-1).split(1 << 22) if wide.numel() else ()
+        bad = tensor.numel() - sum(int(piece.isfinite().sum()) for piece in pieces)
         if bad:
             file = show(self._info(name).file)
             raise RetrofitError(

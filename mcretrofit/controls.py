@@ -202,7 +202,7 @@ def _oracle(
     holds = bank.visible & (bank.number[:, None] >= wanted) & (wanted >= 0)
     nearest = bank.number[:, None].expand_as(holds).masked_fill(~holds, NEVER).min(-1)
     found = (nearest.values < NEVER)[..., None].expand(-1, -1, reading.heads)
-    weight = found.to(bank.states.dtype)
+    weight = found.to(bank.summaries.dtype)
     slots = nearest.indices[..., None].expand(-1, -1, reading.heads)
     return Weights(1 - weight, weight[..., None], slots[..., None])
 

@@ -1,8 +1,9 @@
 """What a model is made of and what caching it costs, from headers alone (MATH.md 15).
 
-A cached segment holds, for every covered head, its end state (`K V` floats) and its router's
-summary; logarithmic segments hold one state for each of log2 n levels. A softmax attention of the
-same shape would keep `K + V` numbers a token and head. Spare room in buffers is not counted.
+A cached segment holds, for every covered head, its end state (`K V` floats, or the weights of its
+network) and its router's summary; logarithmic segments hold one state for each of log2 n levels. A
+softmax attention of the same shape would keep `K + V` numbers a token and head. Spare room in buffers
+is not counted.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Described(NamedTuple):
     @property
     def state_bytes(self) -> int:
         """Recurrent states of all heads: what the unmodified model carries."""
-        return sum(m.heads * m.keys * m.values for m in self.skeleton.mixers) * FLOAT
+        return sum(m.heads * m.running for m in self.skeleton.mixers) * FLOAT
 
     @property
     def covered(self) -> dict[str, int]:
@@ -115,7 +116,7 @@ def cost(bones: Skeleton, covered: Mapping[str, int], config: CachingConfig, len
     states = scores = numbers = 0
     for mixer in bones.mixers:
         heads = covered[mixer.name]
-        states += heads * mixer.keys * mixer.values
+        states += heads * mixer.cached
         scores += heads * width(mixer.keys)
         numbers += mixer.heads * (mixer.keys + mixer.values) * length
     return Cost(
@@ -132,7 +133,29 @@ def cost(bones: Skeleton, covered: Mapping[str, int], config: CachingConfig, len
 def segment_bytes(mixer: Mixer, heads: int, config: CachingConfig) -> int:
     """Bytes that one closed segment of `heads` heads of a mixer takes."""
     summary = load("routers", config.router).width(mixer.keys)
-    return heads * (mixer.keys * mixer.values + summary) * FLOAT
+    return heads * (mixer.cached + summary) * FLOAT
+
+
+def of_networks(bones: Skeleton, config: CachingConfig) -> list[str]:
+    """What to know of segments that are networks: what they cost, and how they come about."""
+    deep = [m for m in bones.mixers if m.deep]
+    if not deep:
+        return []
+    notes, width = [], DTYPES[bones.dtype][1]
+    held = sum(segment_bytes(m, m.heads, config) for m in deep)
+    rival = sum(m.heads * (m.keys + m.values) for m in deep) * width
+    if held > rival * config.segment and config.preset.segmentation == "constant":
+        notes.append(
+            f"cached networks take {held / (rival * config.segment):.3g} times the memory of a KV "
+            f"cache of the same shape in {bones.dtype}: a segment of {config.segment} tokens is "
+            f"{held} bytes, and as many as {held // rival} tokens of a KV cache (MATH 15)"
+        )
+    if config.init == "carry_delta":
+        notes.append(
+            "init carry_delta: what a segment wrote itself is no difference of networks, so that "
+            "every token is written twice, on from the past and afresh from M_0"
+        )
+    return notes
 
 
 def too_long(config: CachingConfig, keys: Mapping[str, Sequence[int]]) -> str | None:

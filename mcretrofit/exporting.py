@@ -55,11 +55,13 @@ def export(
     shard_size: int = 5_000_000_000,
     card: str = "",
     sources: Iterable[Path | str] = (),
+    tensors: Mapping[str, Stored] | None = None,
 ) -> Path:
     """Write the folder atomically; `checkpoint` is where the model was read from.
 
-    Weights keep the dtype that the checkpoint has them in, or take `dtype`; decays and `*.mc.*` are
-    float32. `sources` are paths that `force` must not overwrite. Raises `RetrofitError`.
+    `tensors` take the place of the model's own, which then may be on the meta device. Weights keep
+    the dtype that the checkpoint has them in, or take `dtype`; decays and `*.mc.*` are float32.
+    `sources` are paths that `force` must not overwrite. Raises `RetrofitError`.
     """
     if not isinstance(model, DecoderForCausalLM):
         raise RetrofitError(
@@ -68,13 +70,14 @@ def export(
         )
     if dtype is not None and dtype not in DTYPE_NAMES:
         raise unknown("dtype", dtype, DTYPE_NAMES)
-    tensors = stored(model, checkpoint, None if dtype is None else getattr(torch, dtype))
+    if tensors is None:
+        tensors = stored(model, checkpoint, None if dtype is None else getattr(torch, dtype))
     code, config = bundle(_plugs(model)), _config(model, tensors)
-    carried = _carried(checkpoint)
-    clash = sorted(code.keys() & carried.keys())
+    beside = carried(checkpoint)
+    clash = sorted(code.keys() & beside.keys())
     if clash:
         raise RetrofitError(
-            f"{carried[clash[0]]} has the name of a file of the exported code: rename it"
+            f"{beside[clash[0]]} has the name of a file of the exported code: rename it"
         )
     kept = [*sources, *([] if checkpoint is None else [checkpoint.path, *checkpoint.files()])]
     with write_atomic_folder(Path(target), force=force, sources=kept) as folder:
@@ -84,9 +87,9 @@ def export(
             "config.json": config,
         }.items():
             (folder / name).write_text(text, encoding="utf-8")
-        for name, file in carried.items():
+        for name, file in beside.items():
             shutil.copyfile(file, folder / name)
-        if "generation_config.json" not in carried:
+        if "generation_config.json" not in beside:
             model.generation_config.save_pretrained(folder)
         write_weights(folder, tensors, shard_size)
     return Path(target)
@@ -180,7 +183,7 @@ def _bytes(tensors: Mapping[str, Stored], dtype: torch.dtype) -> int:
     return sum(one.nbytes for one in tensors.values() if one.dtype == dtype)
 
 
-def _carried(checkpoint: Checkpoint | None) -> dict[str, Path]:
+def carried(checkpoint: Checkpoint | None) -> dict[str, Path]:
     """The tokenizer's and the generation settings' files beside the checkpoint, by name."""
     if checkpoint is None:
         return {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from mcretrofit import registry
 from mcretrofit.decoder import DecoderConfig, DecoderForCausalLM
 from mcretrofit.errors import RetrofitError, unknown
+from mcretrofit.models._infer import Shapes, candidates, common, marked
 from mcretrofit.models._layout import Layout, Part
 from mcretrofit.models._match import match
 from mcretrofit.models._native import native_class
@@ -114,13 +116,32 @@ def _family(checkpoint: Checkpoint) -> tuple[str, Layout] | None:
         layout = module.from_layout(shapes, config) if hasattr(module, "from_layout") else None
         if layout is not None:
             return name, layout
-    if kind is None:
-        raise RetrofitError(
-            f"{checkpoint.path}: no config.json names its model_type; "
-            "say which config: --config config.json"
-        )
     parts = {name: Part(name, tuple(shape)) for name, shape in shapes.items()}
+    if kind is None:
+        family, inferred = _inferred(checkpoint, shapes)
+        return family, Layout({**inferred, **config}, parts)
     return next(((name, Layout(config, parts)) for name in fits), None)
+
+
+def _inferred(checkpoint: Checkpoint, shapes: Shapes) -> tuple[str, dict[str, Any]]:
+    """Family and configuration of tensors in the FLA format; what they leave open is an error."""
+    fields, families = common(shapes), marked(shapes)
+    fits: list[tuple[str, dict[str, Any]]] = []
+    for family in families if fields is not None else ():
+        for one in candidates(family, shapes, fields):
+            with suppress(RetrofitError):
+                model = empty(checkpoint, family, Layout(one, {}))
+                parts = {name: Part(name, tuple(shape)) for name, shape in shapes.items()}
+                wanted(checkpoint, model, Layout(one, parts))
+                fits.append((family, one))
+    if len(fits) == 1:
+        return fits[0]
+    names = {name for _, one in fits for name in one if one[name] != fits[0][1][name]}
+    missing = ", ".join(sorted(names)) if fits else "its model_type and the fields of its family"
+    raise RetrofitError(
+        f"{checkpoint.path}: no config.json names its model_type, and its tensors do not tell "
+        f"{missing}; say which config: --config config.json"
+    )
 
 
 class _Shapes(NamedTuple):

@@ -15,7 +15,7 @@ from mcretrofit.exporting import restore_
 from mcretrofit.loading import load_model
 from mcretrofit.retrofit import Cover, plans, retrofit_
 from mcretrofit.tokenizer import Tokenizer, load_tokenizer
-from mcretrofit.wrapped import check_base, is_wrapped, load_gates, read
+from mcretrofit.wrapped import Wrapped, check_base, is_wrapped, load_gates, read
 
 
 class Loaded(NamedTuple):
@@ -89,14 +89,19 @@ def tokenizer_of(checkpoint: Checkpoint, model: nn.Module) -> Tokenizer:
     return load_tokenizer(place, model.config.vocab_size)
 
 
+def base_of(kept: Wrapped) -> Checkpoint:
+    """The checkpoint that a wrapped folder names, at the revision that it was made from."""
+    base = kept.base["path"]
+    if kept.base.get("revision") and not Path(base).exists():
+        base = f"{base.split('@')[0]}@{kept.base['revision']}"
+    return open_checkpoint(base, kept.base.get("config"))
+
+
 def _wrapped(
     folder: Path, caching: CachingConfig | None, text: str | None, dtype: str | None, device: str
 ) -> Loaded:
     kept = read(folder)
-    base = kept.base["path"]
-    if kept.base.get("revision") and not Path(base).exists():
-        base = f"{base.split('@')[0]}@{kept.base['revision']}"
-    checkpoint = open_checkpoint(base, kept.base.get("config"))
+    checkpoint = base_of(kept)
     check_base(kept, checkpoint)
     loaded = Loaded(str(folder), load_model(checkpoint, dtype, device), checkpoint)
     if caching is not None or kept.covers is None:

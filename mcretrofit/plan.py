@@ -15,6 +15,8 @@ from mcretrofit.dyadic import DyadicCache
 from mcretrofit.errors import RetrofitError
 from mcretrofit.gates import Gate
 from mcretrofit.memories import Streams
+from mcretrofit.memories._networks import Layer
+from mcretrofit.memories._scan import State, tree
 from mcretrofit.registry import load
 from mcretrofit.routers import NEAR
 from mcretrofit.segments import SegmentCache
@@ -33,11 +35,15 @@ class Plan:
         self.watch: Callable[[Tensor, Tensor], None] | None = None
         # controls weigh segments in their own way through this: (weigh, reading, bank, opened)
         self.reroute: Callable[..., Weights] | None = None
-        if self.logarithmic and config.init == "reset" and not memory.MERGES:
-            kind = memory.__name__.rsplit(".", 1)[1]
+        # a network's reads are not linear in its state or in the query
+        self.network = hasattr(memory, "read")
+        self.kind = memory.__name__.rsplit(".", 1)[1]
+        merges = memory.MERGES or config.init == "carry" or self.differs
+        if self.logarithmic and not merges:
+            take = "carry" if self.network else "carry_delta or carry"
             raise RetrofitError(
-                f"loglinear with init reset has no way to merge the states of a {kind} memory; "
-                "take --init carry_delta or carry"
+                f"loglinear with init {config.init} has no way to merge the states of a {self.kind} "
+                f"memory; take --init {take}"
             )
 
     @cached_property
@@ -47,13 +53,29 @@ class Plan:
     @cached_property
     def partial(self) -> bool:
         """Whether some channels of a cached head are left alone."""
-        return bool((self.gate.mask == 0).any())
+        some = bool((self.gate.mask == 0).any())
+        if some and self.network:
+            raise RetrofitError(
+                f"some channels of a head cannot be cached of a {self.kind} memory: a network is "
+                "read whole"
+            )
+        return some
+
+    @property
+    def blends(self) -> bool:
+        """Whether the weights of networks are mixed (soup); of matrices the reads are as good."""
+        return self.network and self.aggregator.MIXES == "states"
+
+    @property
+    def differs(self) -> bool:
+        """Whether a state's difference to that before its segment is cached."""
+        return self.config.init == "carry_delta" and not self.network
 
     @property
     def own(self) -> bool:
         """Whether what the open segment wrote itself is weighed apart from the past that it carries."""
         config = self.config
-        constant = not self.logarithmic and config.init == "carry_delta"
+        constant = not self.logarithmic and config.init == "carry_delta" and not self.blends
         scored = config.routed and config.rule == "z" and hasattr(self.router, "settled")
         return config.own and constant and scored
 
@@ -70,7 +92,23 @@ class Plan:
         """The cached heads of `x [B, T, H, ...]`."""
         return x if self.all_heads else x[:, :, self.gate.heads]
 
+    def held(self, state: State) -> State:
+        """The cached heads of a state `[B, H, ...]`."""
+        return state if self.all_heads else tree(lambda s: s[:, self.gate.heads], state)
+
+    def among(self, layer: Layer) -> Layer:
+        """A layer of all heads as one of the cached heads."""
+        if self.all_heads:
+            return layer
+
+        def read(i: int, x: Tensor) -> Tensor:
+            wide = x.new_zeros(*x.shape[:2], self.total, x.shape[-1])
+            wide[:, :, self.gate.heads] = x
+            return self.cached(layer(i, wide))
+
+        return read
+
     def pick(self, streams: Streams, masked: bool) -> Streams:
         """The cached heads of all streams, their queries masked to the cached channels if asked."""
-        picked = streams.map(self.cached)
+        picked = streams if self.all_heads else streams.heads(self.gate.heads)
         return picked._replace(q=self.gate.masked(picked.q)) if masked else picked

@@ -22,6 +22,7 @@ from mcretrofit.corpus import Corpus, corpus, read_text, sequence, train_tokeniz
 from mcretrofit.decoder import DecoderConfig, DecoderForCausalLM
 from mcretrofit.errors import RetrofitError
 from mcretrofit.recipe import Recipe
+from mcretrofit.together import attach_, write_gates
 
 
 def batch(data: Corpus, recipe: Recipe, step: int) -> tuple[Tensor, Tensor]:
@@ -71,7 +72,10 @@ def optimiser(model: DecoderForCausalLM, recipe: Recipe) -> torch.optim.Optimize
 def pretrain(
     recipe: Recipe, run: Path, tick: Callable[[int, dict], None] = lambda *_: None
 ) -> Path:
-    """Train, resuming from `run` where it was stopped; returns the checkpoint folder `run/model`."""
+    """Train, resuming from `run` where it was stopped; returns the checkpoint folder `run/model`.
+
+    With caching in the recipe, `run/model` is the base and the folder returned the wrapped one.
+    """
     from tokenizers import Tokenizer
 
     run.mkdir(parents=True, exist_ok=True)
@@ -91,9 +95,14 @@ def pretrain(
     model = DecoderForCausalLM(config).start()
     if begun is not None:
         begin_(model, begun)
+    if recipe.cached is not None:
+        attach_(model, recipe.cached)
     for number, leg in enumerate(recipe.legs()):
         _train(model, leg, data, run, run / f"leg-{number}.pt", tick)
-    return save(model, recipe, run)
+    base = save(model, recipe, run)
+    if recipe.cached is None:
+        return base
+    return write_gates(model, recipe.cached, base, run / "wrapped")
 
 
 def begin_(model: DecoderForCausalLM, checkpoint: Checkpoint) -> list[str]:
@@ -163,7 +172,7 @@ def save(model: DecoderForCausalLM, recipe: Recipe, run: Path) -> Path:
     tensors = {
         name: (t if name.endswith(("A_log", "dt_bias")) else t.bfloat16()).contiguous()
         for name, t in model.state_dict().items()
-        if name != "lm_head.weight"
+        if name != "lm_head.weight" and ".mc." not in name
     }
     with write_atomic_folder(run / "model", force=True) as folder:
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -179,15 +188,23 @@ def _keep(
 ) -> None:
     partial = kept.with_suffix(".part")
     state = {"step": step, "model": model.state_dict(), "adam": adam.state_dict()}
-    torch.save({**state, "recipe": json.dumps(vars(recipe), sort_keys=True)}, partial)
+    torch.save({**state, "recipe": _written(recipe)}, partial)
     partial.replace(kept)
+
+
+def _written(recipe: Recipe) -> str:
+    """The recipe of a run, as it was written before there was caching where there is none."""
+    fields = dict(vars(recipe))
+    if recipe.caching is None:
+        del fields["caching"]
+    return json.dumps(fields, sort_keys=True)
 
 
 def _resume(kept: Path, recipe: Recipe, model: torch.nn.Module, adam: torch.optim.Optimizer) -> int:
     if not kept.exists():
         return 0
     state = torch.load(kept, weights_only=True)
-    if state["recipe"] != json.dumps(vars(recipe), sort_keys=True):
+    if state["recipe"] != _written(recipe):
         raise RetrofitError(
             f"{kept.parent}: was started with another recipe; give another --out or delete it"
         )

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mcretrofit import rules
 from mcretrofit.aggregators import Reading
+from mcretrofit.memories._networks import blended, separate
 from mcretrofit.plan import Plan
 from mcretrofit.routers import Asked, Opened
 from mcretrofit.segments import Bank
@@ -45,8 +46,8 @@ def read(
     reading = Reading(bank.visible, asked.q.shape[2], logits)
     weigh = partial(plan.aggregator.weigh, **plan.options)
     weights = weigh(reading) if plan.reroute is None else plan.reroute(weigh, reading, bank, opened)
-    cached = cached_read(bank.states, asked.q, weights.cached, weights.indices)
-    return weights.online[..., None] * asked.online + cached
+    mix, online = (blended, asked.layer) if plan.blends else (separate, asked.online)
+    return mix(bank.states, online, weights.online, asked.q, weights.cached, weights.indices)
 
 
 def _apart(

@@ -5,9 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mcretrofit.config import from_mapping
+from mcretrofit.config import CachingConfig, from_mapping
 from mcretrofit.corpus import KINDS
-from mcretrofit.errors import RetrofitError
+from mcretrofit.errors import RetrofitError, UsageError
+
+# what caching begins with where nothing was measured: the paper's own choices
+SCRATCH = {"variant": "grm", "router": "mean", "init": "reset", "gate": True}
+# settings that stand for measurements of a trained model
+UNMEASURED = {"heads": "all", "rule": "plain", "whiten": False}
 
 
 @dataclass(frozen=True)
@@ -18,7 +23,8 @@ class Recipe:
     recall is found sooner where answers are dense and near. `then` is a second leg: what differs from
     the first, with a fresh optimiser and learning rate. `stop` ends a leg early on its schedule.
     `start` names a checkpoint with the same tokenizer: its tensors of the same name and shape are where
-    training begins, the others are fresh.
+    training begins, the others are fresh. `caching` are settings of `CachingConfig` that the model is
+    trained with from its first step on, by default with the paper's own choices (`SCRATCH`).
     """
 
     family: str
@@ -37,6 +43,7 @@ class Recipe:
     mix: dict = field(default_factory=lambda: {"needles": 5, "pairs": 3, "copy": 1, "prose": 1})
     seed: int = 0
     start: str | None = None
+    caching: dict | None = None
     then: dict | None = None
 
     def legs(self) -> list[Recipe]:
@@ -51,6 +58,30 @@ class Recipe:
             raise RetrofitError(
                 f"recipe: mix has {sorted(unknown)}; known kinds are {sorted(KINDS)}"
             )
+        # refused before anything is trained
+        _ = self.cached
+
+    @property
+    def cached(self) -> CachingConfig | None:
+        """The caching that is trained with; raises `UsageError` for what needs a trained model."""
+        if self.caching is None:
+            return None
+        given = self.caching
+        if isinstance(given, dict):
+            given = {**SCRATCH, **UNMEASURED, **given}
+        config = from_mapping(CachingConfig, given, "recipe: caching")
+        for name, value in UNMEASURED.items():
+            if getattr(config, name) != value:
+                raise UsageError(
+                    f"recipe: caching: {name} is {getattr(config, name)!r}, for which a trained model "
+                    f"has to be measured: here it has to be {value!r}"
+                )
+        if self.length < 2 * config.segment:
+            raise UsageError(
+                f"recipe: length {self.length} is less than two segments of {config.segment}: "
+                "nothing cached would ever be read"
+            )
+        return config
 
     @property
     def last(self) -> int:

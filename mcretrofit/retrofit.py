@@ -23,7 +23,7 @@ from mcretrofit.config import CachingConfig
 from mcretrofit.errors import RetrofitError
 from mcretrofit.gates import Gate
 from mcretrofit.memories import Streams
-from mcretrofit.memories._scan import refusal
+from mcretrofit.memories._scan import refusal, sizes
 from mcretrofit.ops._call import call, entry, from_state, silence, to_state
 from mcretrofit.plan import Plan
 from mcretrofit.registry import load, names
@@ -130,12 +130,13 @@ def listening(
                 del one.module.forward
 
 
-def shapes(model: nn.Module) -> dict[str, tuple[int, int, int]]:
-    """Heads, key width and value width of every mixer, from one token."""
-    seen: dict[str, tuple[int, int, int]] = {}
+def shapes(model: nn.Module) -> dict[str, tuple[int, int, int, int, int]]:
+    """The `sizes` of every mixer: heads, key and value width, numbers of states; from one token."""
+    seen: dict[str, tuple[int, int, int, int, int]] = {}
+    memories = {one.name: one.op.MEMORY for one in mixers(model)}
 
     def hear(name: str, streams: Streams, valid: Tensor | None) -> None:
-        seen[name] = (streams.k.shape[2], streams.k.shape[3], streams.v.shape[3])
+        seen[name] = sizes(streams, memories[name])
 
     with torch.no_grad(), listening(model, hear):
         model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=False)
@@ -146,14 +147,14 @@ def every_head(model: nn.Module) -> dict[str, Cover]:
     """A cover of every head of every mixer, without statistics."""
     return {
         name: Cover(list(range(heads)), heads, torch.ones(heads, keys))
-        for name, (heads, keys, _) in shapes(model).items()
+        for name, (heads, keys, *_) in shapes(model).items()
     }
 
 
 def _attach(found: Found, config: CachingConfig, cover: Cover, width: int) -> None:
     if isinstance(getattr(found.module, "mc", None), Gate):
         raise RetrofitError(f"{found.name} is wrapped already; call revert_ first")
-    why = refusal(found.op.MEMORY, config.segment, getattr(found.module, "inner_chunk", 1))
+    why = refusal(config.segment, getattr(found.module, "inner_chunk", 1))
     if why is not None:
         raise RetrofitError(f"{found.name}: {why}")
     sizes = (cover.mask.shape[1], width if config.gate else 0)
@@ -164,7 +165,9 @@ def _attach(found: Found, config: CachingConfig, cover: Cover, width: int) -> No
     plan = Plan(config, gate, found.op.MEMORY, cover.total)
     _bind(found, _caching(found.op, plan))
     gate.plan = plan
-    found.module.mc = gate.to(next(found.module.parameters()).device)
+    device = next(found.module.parameters()).device
+    # a skeleton's gates are real: their values are what an export writes
+    found.module.mc = gate if device.type == "meta" else gate.to(device)
 
 
 def _caching(op: ModuleType, plan: Plan) -> Callable:
@@ -179,8 +182,8 @@ def _caching(op: ModuleType, plan: Plan) -> Callable:
     ) -> tuple[Tensor, Tensor | None]:
         valid = host.valid if valid is None else valid
         streams = silence(op.streams(*args, **options), valid)
-        state = to_state(initial_state, streams, state_v_first)
-        segments = host.segments(lambda: plan.start(state.shape[0], state.device))
+        state = to_state(initial_state, streams, state_v_first, plan.memory)
+        segments = host.segments(lambda: plan.start(len(streams.q), streams.q.device))
         out, state = cached_scan(plan, streams, state, segments, host.x, valid)
         out = out.to(streams.v.dtype)
         return out, from_state(state, state_v_first) if output_final_state else None

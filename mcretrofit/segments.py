@@ -10,11 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mcretrofit.memories._scan import State, leaves, tree
+
 
 class Bank(NamedTuple):
     """What the tokens of some segments may read: `visible[b, t, i]` says that token t sees state i."""
 
-    states: Tensor  # [B, N, H, K, V]
+    states: State  # [B, N, H, K, V], or the weights of networks [B, N, H, *, *]
     summaries: Tensor  # [B, N, H, P]
     visible: Tensor  # [B, T, N]
     index: Tensor  # [B, T], the number of the segment that holds the token
@@ -31,12 +33,12 @@ class SegmentCache:
 
     counts: Tensor  # [B], closed segments
     phase: Tensor  # [B], tokens in the open segment
-    states: Tensor | None = None  # [B, capacity, H, K, V]
+    states: Tensor | None = None  # [B, capacity, H, K, V], of networks [B, capacity, H, P]
     summaries: Tensor | None = None  # [B, capacity, H, P]
     open_summary: Tensor | None = None  # [B, H, P]
     open_decay: Tensor | None = None  # [B, H] or [B, H, K], total log decay of the open segment
-    origin: Tensor | None = None  # [B, H, K, V], the open segment's start state
-    online: Tensor | None = None  # [B, H, K, V], the open segment's own state under `reset`
+    origin: Tensor | None = None  # [B, H, K, V], the open segment's start, to be subtracted
+    online: State | None = None  # [B, H, ...], the open segment's own state, begun afresh
     near: Tensor | None = None  # [B, n, H, K], keys of the open segment's last n tokens, or zeros
     held: int = field(default=0)  # the largest of `counts`
     alike: bool = True  # every row has the same phase and count
@@ -48,16 +50,19 @@ class SegmentCache:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything held, by name."""
-        return {k: v for k, v in vars(self).items() if isinstance(v, Tensor)}
+        held = {k: v for k, v in vars(self).items() if isinstance(v, (Tensor, tuple))}
+        return {f"{k}.{i}": t for k, v in held.items() for i, t in enumerate(leaves(v))}
 
     def nbytes(self) -> int:
-        """Bytes really held, spare capacity included."""
-        return sum(t.untyped_storage().nbytes() for t in self.tensors().values())
+        """Bytes really held, spare capacity included and what is shared counted once."""
+        held = [t.untyped_storage() for t in self.tensors().values()]
+        return sum({s.data_ptr(): s.nbytes() for s in held}.values())
 
     def map_rows(self, function: Callable[[Tensor], Tensor]) -> SegmentCache:
         """`function` (an index over the batch) applied to every tensor; for beams and selections."""
-        for name, tensor in self.tensors().items():
-            setattr(self, name, function(tensor))
+        for name, value in vars(self).items():
+            if isinstance(value, (Tensor, tuple)):
+                setattr(self, name, tree(function, value))
         return self
 
     def settle(self, laid: Frame) -> None:

@@ -12,6 +12,7 @@ from mcretrofit.checkpoint import Checkpoint
 from mcretrofit.decoder import DecoderForCausalLM
 from mcretrofit.errors import RetrofitError
 from mcretrofit.memories import Streams
+from mcretrofit.memories._scan import sizes
 from mcretrofit.models._native import native_class
 from mcretrofit.retrofit import listening, mixers, shapes
 
@@ -22,12 +23,19 @@ ADDED = "*.mc.*"
 
 
 class Mixer(NamedTuple):
-    """A recurrent mixer's place and size: heads, key width, value width."""
+    """A recurrent mixer's place and size; of a head's state `cached` and `running` are numbers."""
 
     name: str
     heads: int
     keys: int
     values: int
+    cached: int
+    running: int
+
+    @property
+    def deep(self) -> bool:
+        """Whether a state is a network."""
+        return self.cached > self.keys * self.values
 
 
 class Skeleton(NamedTuple):
@@ -51,7 +59,7 @@ def skeleton(checkpoint: Checkpoint) -> Skeleton:
     family, model = _native(checkpoint) if found is None else _ours(checkpoint, *found)
     if not mixers(model):
         raise RetrofitError(f"{checkpoint.path}: {family} has no recurrent mixer to retrofit")
-    sizes = [Mixer(name, *size) for name, size in (shapes if found else _alone)(model).items()]
+    made = [Mixer(name, *size) for name, size in (shapes if found else _alone)(model).items()]
     base = [name for name in checkpoint.names() if ".mc." not in name]
     count = {name: prod(checkpoint.shape(name)) for name in base}
     kinds: dict[str, int] = {}
@@ -59,7 +67,7 @@ def skeleton(checkpoint: Checkpoint) -> Skeleton:
         kind = checkpoint.dtype(name)
         kinds[kind] = kinds.get(kind, 0) + count[name]
     layers = model.config.get_text_config().num_hidden_layers
-    return Skeleton(family, model, sizes, layers, sum(count.values()), max(kinds, key=kinds.get))
+    return Skeleton(family, model, made, layers, sum(count.values()), max(kinds, key=kinds.get))
 
 
 def _ours(
@@ -87,12 +95,13 @@ def _native(checkpoint: Checkpoint) -> tuple[str, PreTrainedModel]:
         raise loading._misfit(checkpoint, kind, error) from error
 
 
-def _alone(model: PreTrainedModel) -> dict[str, tuple[int, int, int]]:
-    """Heads, key and value width of each mixer; what is around it may not run on meta."""
-    seen: dict[str, tuple[int, int, int]] = {}
+def _alone(model: PreTrainedModel) -> dict[str, tuple[int, int, int, int, int]]:
+    """As `shapes`, each mixer alone; what is around it may not run on meta."""
+    seen: dict[str, tuple[int, int, int, int, int]] = {}
+    memories = {one.name: one.op.MEMORY for one in mixers(model)}
 
     def hear(name: str, streams: Streams, valid: torch.Tensor | None) -> None:
-        seen[name] = (streams.k.shape[2], streams.k.shape[3], streams.v.shape[3])
+        seen[name] = sizes(streams, memories[name])
 
     token = torch.zeros(1, 1, model.config.get_text_config().hidden_size, device="meta")
     with torch.no_grad(), listening(model, hear):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +19,7 @@ __all__ = [
     "TensorInfo",
     "read_header",
     "read_metadata",
+    "read_pieces",
     "read_tensor",
     "sha256",
     "write_atomic_folder",
@@ -85,6 +86,16 @@ def read_tensor(info: TensorInfo) -> torch.Tensor:
     # a copy rather than a map: a file that shrinks under a map kills the process
     raw = read_bytes(info.file, info.start, info.end - info.start)
     return torch.frombuffer(raw, dtype=dtype).reshape(info.shape)
+
+
+def read_pieces(info: TensorInfo, most: int) -> Iterator[torch.Tensor]:
+    """The same values in order, in flat tensors of up to `most` elements."""
+    import torch
+
+    name, width = DTYPES[info.dtype]
+    for start in range(info.start, info.end, most * width):
+        raw = read_bytes(info.file, start, min(most * width, info.end - start))
+        yield torch.frombuffer(raw, dtype=getattr(torch, name))
 
 
 def _raw_header(path: Path) -> tuple[dict[str, Any], int]:

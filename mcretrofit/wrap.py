@@ -11,7 +11,7 @@ from mcretrofit.calibrate import Calibration, Head, shipped_text
 from mcretrofit.cards import wrapped_card
 from mcretrofit.checkpoint import Checkpoint, open_checkpoint
 from mcretrofit.config import CachingConfig
-from mcretrofit.costs import too_long
+from mcretrofit.costs import of_networks, too_long
 from mcretrofit.errors import RetrofitError, UsageError
 from mcretrofit.model import Loaded, calibrated, load
 from mcretrofit.skeleton import Skeleton, skeleton
@@ -84,7 +84,10 @@ def wrap(
     found = None if search is None or loaded is None else searched(loaded, caching, text, search)
     if found is not None:
         made, caching = _chosen(made, found), found.config
-    done = _told(Path(target), caching, bones, made)._replace(found=found)
+    done = _told(Path(target), caching, bones, made)
+    if done.wrapped != 0:
+        done.warnings.extend(of_networks(bones, caching))
+    done = done._replace(found=found)
     write(
         done.folder,
         caching,

@@ -100,6 +100,9 @@ def read(path: str | Path) -> Wrapped:
     try:
         config = from_mapping(CachingConfig, stored["caching"], str(folder / NAME))
         base, layers, calibrated = stored["base"], stored["layers"], stored["calibrated"]
+        texts = [base["path"], base.get("config") or "", base.get("revision") or ""]
+        if not all(isinstance(text, str) and text.isprintable() for text in texts):
+            raise TypeError("base: its path, config and revision have to be texts")
         covers = _covers(folder, layers) if calibrated else None
     except (KeyError, TypeError, AttributeError) as error:
         raise RetrofitError(

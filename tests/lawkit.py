@@ -25,11 +25,7 @@ from mcretrofit.rules import RULES
 from mcretrofit.segments import SegmentCache
 
 SEGMENT, HEADS, KEYS, WIDTH = 8, 2, 16, 6
-MEMORIES = [
-    name
-    for name in registry.names("memories")
-    if getattr(registry.load("memories", name), "CACHED", True)
-]
+MEMORIES = registry.names("memories")
 
 
 class Case(NamedTuple):
@@ -60,10 +56,13 @@ class Case(NamedTuple):
 
 
 def sound(case: Case) -> bool:
-    """Whether the combination exists: states of some memories cannot be merged."""
-    merges = registry.load("memories", case.memory).MERGES
-    logarithmic = VARIANTS[case.variant].segmentation == "logarithmic"
-    return merges or not logarithmic or case.init != "reset"
+    """Whether the combination exists: some states cannot be merged, networks not be split."""
+    memory = registry.load("memories", case.memory)
+    network = hasattr(memory, "read")
+    if VARIANTS[case.variant].segmentation == "logarithmic" and not memory.MERGES:
+        allowed = ("carry",) if network else ("carry", "carry_delta")
+        return case.init in allowed and not (network and case.cover == "part")
+    return not (network and case.cover == "part")
 
 
 def cases(count: int, seed: int, **fixed: object) -> list[Case]:
@@ -94,7 +93,15 @@ def example(memory: str, length: int, seed: int = 0, rows: int = 2, **how: str) 
     """The memory's own example in float64."""
     torch.manual_seed(seed)
     module = registry.load("memories", memory)
-    return module.example(rows, length, HEADS, KEYS, **how).map(lambda s: s.double())
+    return double(module.example(rows, length, HEADS, KEYS, **how))
+
+
+def double(streams: Streams, dtype: torch.dtype = torch.float64) -> Streams:
+    """The streams and first weights in another dtype."""
+    inner = streams.inner
+    if inner is not None:
+        inner = inner._replace(start=tuple(w.to(dtype) for w in inner.start))
+    return streams.map(lambda s: s.to(dtype))._replace(inner=inner)
 
 
 def inputs(length: int, rows: int = 2) -> Tensor:
@@ -141,8 +148,8 @@ def read(
     cache: SegmentCache | None = None,
 ) -> tuple[Tensor, Tensor, SegmentCache]:
     """`(out, state, cache)` of the streams, read in pieces of `sizes` (one, if there are none)."""
-    state = init_state(streams)
-    cache = some.start(len(state), state.device) if cache is None else cache
+    state = init_state(streams, some.memory)
+    cache = some.start(len(streams.q), streams.q.device) if cache is None else cache
     x = x if some.gate.weight is not None else None
     outs = []
     for a, b in spans(sizes or [streams.length]):

@@ -21,12 +21,7 @@ def bare(family: str) -> nn.Module:
     return _built[family]
 
 
-# a family whose memory caching refuses has no laws of caching
-NAMES = [
-    name
-    for name in registry.names("models")
-    if getattr(mixers(bare(name))[0].op.MEMORY, "CACHED", True)
-]
+NAMES = registry.names("models")
 FAMILY = pytest.mark.parametrize("family", NAMES)
 
 

@@ -11,12 +11,18 @@ from torch import Tensor
 from mcretrofit import rules
 from mcretrofit.aggregators import Reading
 from mcretrofit.memories import Streams
-from mcretrofit.memories._scan import init_state, naive
+from mcretrofit.memories._scan import State, init_state, naive, tree, weights
+from mcretrofit.memories._scan import read as read_all
 from mcretrofit.plan import Plan
 from mcretrofit.routers import Asked, Opened
 from mcretrofit.segments import Bank, logarithmic
 
 Block = tuple[int, int]
+
+
+def mix(own: Tensor, online: Tensor, cached: Tensor, states: Tensor) -> Tensor:
+    """States `[B, N, H, ...]` and the online one by weights `[B, H, N]` and `[B, H]`."""
+    return own[..., None, None] * online + torch.einsum("bhn,bnhkv->bhkv", cached, states)
 
 
 class Oracle:
@@ -25,7 +31,7 @@ class Oracle:
     def __init__(self, plan: Plan, streams: Streams, x: Tensor | None = None) -> None:
         self.plan, self.streams = plan, streams
         gate, self.heads = plan.gate, plan.gate.heads
-        self.own = streams.map(lambda s: s[:, :, self.heads])
+        self.own = streams.heads(self.heads)
         self.mask = gate.mask.to(self.own.q.dtype)
         self.q = self.own.q * self.mask
         unit = plan.router.UNIT
@@ -49,56 +55,73 @@ class Oracle:
             stops = [*range(size, t + 1, size), t + 1]
         return list(zip([0, *stops], stops, strict=False))
 
-    def _alone(self, a: int, b: int) -> Tensor:
-        """The state after tokens a .. b - 1 from an empty start, `[B, H', K, V]`."""
+    def _alone(self, a: int, b: int) -> State:
+        """The state after tokens a .. b - 1 from an empty start, `[B, H', ...]`."""
         if a == b:
-            return init_state(self.own)
+            return init_state(self.own, self.plan.memory)
         token = self.own.map(lambda s: s[:, b - 1 : b])
         return self.plan.memory.step(token, self.alone(a, b - 1))[1]
 
-    def state(self, a: int, b: int) -> Tensor:
-        """What is cached of the segment a .. b - 1."""
-        if self.plan.config.init == "reset":
-            return self.alone(a, b)
-        if self.plan.config.init == "carry":
-            return self.alone(0, b)
-        return self.alone(0, b) - self.left(a, b)
+    def after(self, a: int, b: int) -> State:
+        """The matrix or network after tokens a .. b - 1 from an empty start."""
+        return weights(self.alone(a, b), self.plan.memory)
 
-    def _read(self, t: int, state: Tensor, q: Tensor) -> Tensor:
-        return torch.einsum("bhk,bhkv->bhv", q[:, t], state)
+    def state(self, a: int, b: int) -> State:
+        """What is cached of the segment a .. b - 1."""
+        init = self.plan.config.init
+        if init == "reset" or (init == "carry_delta" and self.plan.network):
+            return self.after(a, b)
+        if init == "carry":
+            return self.after(0, b)
+        return self.after(0, b) - self.left(a, b)
+
+    def _read(self, t: int, state: State, q: Tensor) -> Tensor:
+        one = tree(lambda s: s[:, None], state)
+        return read_all(one, q[:, t : t + 1], self.plan.memory)[:, 0, 0]
 
     def _token(self, t: int) -> Tensor:
         """The cached heads' read of one token, `[B, H', V]`."""
         seen = t if getattr(self.plan.memory, "READS_FIRST", False) else t + 1
-        untouched = self._read(t, self.alone(0, seen), self.own.q * (1 - self.mask))
+        # a network is never cached in part
+        untouched = 0
+        if not self.plan.network:
+            untouched = self._read(t, self.after(0, seen), self.own.q * (1 - self.mask))
         *closed, (start, _) = self.blocks(t)
         reset = self.plan.config.init == "reset"
-        running = self.alone(start if reset else 0, seen)
+        running = self.after(start if reset else 0, seen)
         online = self._read(t, running, self.q)
         if not closed:
             return untouched + online
-        states = torch.stack([self.state(a, b) for a, b in closed], 1)
+        states = tree(lambda *s: torch.stack(s, 1), *(self.state(a, b) for a, b in closed))
         loud = self.loud(t, closed, states) if self.plan.own else None
         own, cached = self.weights(t, closed, states, online, loud)
         if loud is not None:
             share = 1 / (1 + torch.exp(-loud))
-            running = running - share[..., None, None] * self.left(start, seen)
-            online = self._read(t, running, self.q)
+            own_read = self._read(t, self.after(start, seen), self.q) if self.plan.network else 0
+            left = online - own_read
+            if not self.plan.network:
+                running = running - share[..., None, None] * self.left(start, seen)
+                left = self._read(t, self.left(start, seen), self.q)
+            online = online - share[..., None] * left
         if self.plan.aggregator.MIXES == "states":
-            mixed = own[..., None, None] * running + torch.einsum("bhn,bnhkv->bhkv", cached, states)
+            mixed = tree(lambda one, many: mix(own, one, cached, many), running, states)
             return untouched + self._read(t, mixed, self.q)
-        reads = torch.stack([self._read(t, s, self.q) for s in states.unbind(1)], -1)
-        return untouched + own[..., None] * online + (reads * cached[:, :, None]).sum(-1)
+        # a network hands its query through, but only once for all
+        skip = self.q[:, t] * (isinstance(states, tuple) and len(states) > 1)
+        every = [tree(lambda s, i=i: s[:, i], states) for i in range(cached.shape[-1])]
+        reads = torch.stack([self._read(t, s, self.q) - skip for s in every], -1)
+        mixed = own[..., None] * (online - skip) + (reads * cached[:, :, None]).sum(-1)
+        return untouched + skip + mixed
 
     def left(self, a: int, b: int) -> Tensor:
         """What is left before token b of the state at a."""
-        left = self.alone(0, a)
+        left = self.after(0, a)
         if self.own.decay is None:
             return left
         total = self.own.decay[:, a:b].sum(1)
         return left * total.view(*total.shape, *[1] * (4 - total.dim())).exp()
 
-    def loud(self, t: int, closed: list[Block], states: Tensor) -> Tensor:
+    def loud(self, t: int, closed: list[Block], states: State) -> Tensor:
         """The logit `[B, H']` of what the open segment wrote until shortly before token t."""
         plan, config = self.plan, self.plan.config
         start, lag = closed[-1][1], min(8, config.segment // 4)
@@ -123,33 +146,33 @@ class Oracle:
         self,
         t: int,
         closed: list[Block],
-        states: Tensor,
+        states: State,
         online: Tensor,
         loud: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Weights of the online read `[B, H']` and of every closed segment `[B, H', N]`."""
-        plan, count = self.plan, states.shape[1]
+        plan, count = self.plan, len(closed)
         cached, own = self.logits(t, closed, states, online)
         own = own if loud is None else own + torch.log1p(loud.exp())
-        visible = torch.ones(len(states), 1, count, dtype=torch.bool)
+        visible = torch.ones(len(online), 1, count, dtype=torch.bool)
         reading = Reading(visible, len(self.heads), lambda: (cached[:, None], own[:, None]))
         given = plan.aggregator.weigh(reading, **plan.options)
-        every = given.cached.to(states.dtype)
+        every = given.cached.to(online.dtype)
         if given.indices is not None:
             every = every.new_zeros(*every.shape[:3], count).scatter(-1, given.indices, every)
-        return given.online[:, 0].to(states.dtype), every[:, 0]
+        return given.online[:, 0].to(online.dtype), every[:, 0]
 
     def logits(
-        self, t: int, closed: list[Block], states: Tensor, online: Tensor
+        self, t: int, closed: list[Block], states: State, online: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Logits `[B, H', N]` and `[B, H']` of one token, by its router and rule."""
         plan, config, router = self.plan, self.plan.config, self.plan.router
         start = closed[-1][1]
-        cut, length, rows = slice(start, t + 1), t + 1 - start, len(states)
+        cut, length, rows = slice(start, t + 1), t + 1 - start, len(online)
         parts = [self.keys[:, None, a:b] for a, b in closed]
         sums = [router.summarise(k, torch.ones(k.shape[:3], dtype=torch.bool)) for k in parts]
         summaries = torch.cat(sums, 1)
-        visible = torch.ones(rows, length, states.shape[1], dtype=torch.bool)
+        visible = torch.ones(rows, length, len(closed), dtype=torch.bool)
         index = torch.full((rows, length), t // config.segment)
         number = torch.tensor([[(b - 1) // config.segment for _, b in closed]])
         bank = Bank(states, summaries, visible, index, number)

@@ -130,6 +130,8 @@ def _wrong(tensors: dict) -> None:
 
 def _alone(folder: Path) -> None:
     (folder / "config.json").unlink()
+    # with it the shapes would tell the rest
+    _tensors(lambda t: t.pop("model.layers.0.attn.g_proj.weight"))(folder)
 
 
 def _index(name: str):

@@ -104,11 +104,11 @@ def test_the_most_recent_segments_get_the_largest_logits():
 @pytest.mark.parametrize("case", cases(9, seed=33), ids=str)
 def test_no_history_reads_the_open_segment_alone(case):
     streams = example(case.memory, 5 * SEGMENT + 3)
-    whole, _ = scan(plan(case).memory, streams, init_state(streams))
+    whole, _ = scan(plan(case).memory, streams, init_state(streams, plan(case).memory))
     gate, apart = plan(case).gate, []
     for start in range(0, streams.length, SEGMENT):
         part = streams.map(lambda s, a=start: s[:, a : a + SEGMENT])
-        apart.append(scan(plan(case).memory, part, init_state(part))[0])
+        apart.append(scan(plan(case).memory, part, init_state(part, plan(case).memory))[0])
     want = torch.cat(apart, 1) if case.cover == "all" else whole.clone()
     if case.cover == "one":
         want[:, :, -1:] = torch.cat(apart, 1)[:, :, -1:]
@@ -116,13 +116,13 @@ def test_no_history_reads_the_open_segment_alone(case):
         # covered channels read the open segment, the others the running state
         q = streams.q.clone()
         q[:, :, -1] = q[:, :, -1] * (1 - gate.mask[0])
-        rest, _ = scan(plan(case).memory, streams._replace(q=q), init_state(streams))
+        rest, _ = scan(plan(case).memory, streams._replace(q=q), init_state(streams, plan(case).memory))
         q = streams.q.clone()
         q[:, :, -1] = q[:, :, -1] * gate.mask[0]
         masked, own = streams._replace(q=q), []
         for start in range(0, streams.length, SEGMENT):
             part = masked.map(lambda s, a=start: s[:, a : a + SEGMENT])
-            own.append(scan(plan(case).memory, part, init_state(part))[0])
+            own.append(scan(plan(case).memory, part, init_state(part, plan(case).memory))[0])
         want[:, :, -1] = rest[:, :, -1] + torch.cat(own, 1)[:, :, -1]
     near(rerouted(case, "none", streams), want)
     near(rerouted(case, "none", streams, [1, 7, 9, 20, 6]), want)

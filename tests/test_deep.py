@@ -233,12 +233,11 @@ def test_models_train_and_name_what_runs_away(family, memory):
         model(ids)
 
 
-def test_memories_that_cannot_learn_or_be_cached_are_refused():
+def test_memories_that_cannot_learn_or_segments_that_cut_a_chunk_are_refused():
     model, ids = build("titans", num_hidden_layers=1), tokens(9)
-    with pytest.raises(RetrofitError, match="several tensors"):
-        retrofit_(model, CachingConfig(segment=8), every_head(model))
-    assert "inner chunks of 16: --segment 32" in refusal(linear, 24, 16)
-    assert refusal(linear, 32, 16) is None
+    with pytest.raises(RetrofitError, match=r"attn: .* inner chunks of 4: --segment 12 fits"):
+        retrofit_(model, CachingConfig(segment=10), every_head(model))
+    assert refusal(32, 16) is None
     for w in model.model.layers[0].attn.start_weights:
         torch.nn.init.zeros_(w)
     with pytest.raises(RetrofitError, match=r"^model\.layers\.0\.attn: M_0 .*all zeros"):

@@ -24,7 +24,7 @@ from mcretrofit.decoder import DecoderConfig, DecoderForCausalLM
 from mcretrofit.errors import RetrofitError, UsageError
 from mcretrofit.exporting import export, restore_
 from mcretrofit.loading import load_model
-from mcretrofit.retrofit import Cover, retrofit_, shapes
+from mcretrofit.retrofit import Cover, mixers, retrofit_, shapes
 
 VOCABULARY = 64
 SSC = {"variant": "ssc", "router": "moment", "init": "carry_delta", "segment": 16}
@@ -38,6 +38,12 @@ CASES = {
         {"tie_word_embeddings": True},
     ),
     "gla-gate": ("gla", {"variant": "ssc", "gate": True, "rule": "plain"}, {}),
+    "titans-soup": (
+        "titans",
+        {"variant": "soup", "router": "mean", "init": "reset", "rule": "plain", "gate": True},
+        {},
+    ),
+    "dla-loglinear": ("dla", {"variant": "loglinear", "init": "carry"}, {"memory": "linear"}),
     "gla-average": ("gla", {"variant": "ma", "init": "carry"}, {}),
     "gla-plain": ("gla", None, {"tie_word_embeddings": True}),
     "gated_deltanet-grm": (
@@ -70,9 +76,11 @@ def wrap(model: DecoderForCausalLM, **fields: object) -> DecoderForCausalLM:
     """Cache all heads of the first mixer and one of the last, some channels left out of both."""
     config = CachingConfig(**{"segment": 16, "margin": 0.1, **fields})
     covers = {}
-    for name, (heads, keys, _) in shapes(model).items():
+    for name, (heads, keys, *_) in shapes(model).items():
         cached = list(range(heads)) if not covers else [heads - 1]
-        mask = (torch.arange(keys) % 4 != 1).float().repeat(len(cached), 1)
+        # a network is cached whole
+        some = not hasattr(mixers(model)[0].op.MEMORY, "read")
+        mask = 1 - some * (torch.arange(keys) % 4 == 1).float().repeat(len(cached), 1)
         mean, std = torch.rand(len(cached)) * 0.1, 0.5 + torch.rand(len(cached))
         whiten = torch.randn(len(cached), keys, keys) if config.whiten else None
         covers[name] = Cover(cached, heads, mask, mean, std, whiten)

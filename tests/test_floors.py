@@ -16,23 +16,22 @@ FLOORS = (
     {"mcretrofit_kernels", "mcretrofit", "errors", "rules"},
     {"registry", "atomic", "rawfile", "tokenizer", "_bundle", "ledger", "results", "clock"}
     | {"ranks", "tunelog"},
-    {"config", "sources", "tensorfile", "pooling", "_legacy"},
-    {"settings", "pickled", "memories", "aggregators", "segments", "gates", "tasks"},
+    {"config", "sources", "tensorfile", "pooling", "_legacy", "memories"},
+    {"settings", "pickled", "aggregators", "segments", "gates", "tasks"},
     {"routers", "ops", "dyadic", "_hosts", "corpus", "catalogue", "questions", "positions"}
     | {"tunedata"},
     {"plan"},
     {"reads"},
-    {"caching", "models", "checkpoint", "evaluate", "recommend", "_tables", "recipe"}
-    | {"tuning"},
+    {"caching", "models", "checkpoint", "evaluate", "recommend", "_tables", "recipe"} | {"tuning"},
     {"decoder", "retrofit", "_shards", "_canvas"},
     {"surprise"},
     {"planted"},
     {"hits", "heldout"},
-    {"calibrate", "loading", "exported", "wrapped", "pretrain", "bench", "doctor", "controls"}
-    | {"training"},
-    {"cards", "exporting", "skeleton", "_charts", "frozen"},
-    {"model", "_figures"},
-    {"rows", "costs", "tunefolder", "budget", "choices", "refine"},
+    {"calibrate", "loading", "exported", "wrapped", "bench", "doctor", "controls"} | {"training"},
+    {"cards", "exporting", "parity", "pushing", "skeleton", "_charts", "frozen"},
+    {"model", "_figures", "together"},
+    {"rows", "costs", "streaming", "baseback", "tunefolder", "budget", "choices", "refine"}
+    | {"pretrain"},
     {"compare", "needs", "search", "confirm"},
     {"generate", "wrap", "sweep"},
     {"harness", "tune", "serving"},

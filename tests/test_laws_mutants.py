@@ -14,7 +14,7 @@ from mcretrofit import caching
 from mcretrofit.aggregators import Weights
 from mcretrofit.config import CachingConfig
 from mcretrofit.retrofit import every_head, retrofitted
-from mcretrofit.routers import _moment, mean
+from mcretrofit.routers import mean, moment
 from mcretrofit.segments import Bank, SegmentCache
 
 BROKEN = pytest.raises(AssertionError)
@@ -34,10 +34,10 @@ def whole_moment(u: Tensor, opened) -> Tensor:
     )
 
 
-@pytest.mark.parametrize(("router", "fault"), [(mean, whole_pool), (_moment, whole_moment)])
+@pytest.mark.parametrize(("router", "fault"), [(mean, whole_pool), (moment, whole_moment)])
 @torch.no_grad()
 def test_a_pool_that_sees_the_whole_segment_breaks_causality(router, fault, monkeypatch):
-    name = router.__name__.rsplit(".", 1)[1].removeprefix("_")
+    name = router.__name__.rsplit(".", 1)[1]
     (case,) = cases(1, seed=1, variant="grm", router=name, rule="plain")
     check_causality(case)
     monkeypatch.setattr(router, "_online", fault)

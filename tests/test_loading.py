@@ -63,7 +63,6 @@ def test_refuses_what_does_not_fit(fault, tmp_path):
 
 
 CONFIGS = {
-    "none": ({}, "say which config: --config config.json"),
     "typo": ({"model_type": "gal"}, "unknown model_type 'gal'.*gated_deltanet"),
     "attention": ({"model_type": "llama"}, "'llama' has no recurrent mixer"),
     "hybrid": ({"model_type": "gla", "attn": {"layers": [0]}}, "attn is set"),

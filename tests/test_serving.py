@@ -121,6 +121,16 @@ def test_stop_ends_before_its_text(client):
     assert "".join(p["choices"][0]["text"] for p in parts) == told["text"]
 
 
+def test_an_answer_may_be_empty(client, engine, monkeypatch):
+    ids = torch.tensor([list(PROMPT.encode())])
+    first = int(engine.loaded.model(ids).logits[0, -1].argmax())
+    monkeypatch.setattr(engine.tokenizer, "eos_id", first, raising=False)
+    told = ask(client).json()
+    assert (told["choices"][0]["text"], told["choices"][0]["finish_reason"]) == ("", "stop")
+    assert told["usage"]["completion_tokens"] == 0
+    assert events(ask(client, stream=True))[-1]["choices"][0]["finish_reason"] == "stop"
+
+
 def test_a_stop_is_found_across_pieces():
     until = Until(("END", "and"))
     assert [until.add(t) for t in ("one E", "N", "x an")] == ["one ", "", "ENx "]

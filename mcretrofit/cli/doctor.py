@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from mcretrofit.cli import _render as render
 from mcretrofit.cli._options import Json
 
 
-def command(json: Json = False) -> None:
+def command(
+    parity: Annotated[
+        bool, typer.Option("--parity", help="Hold every family against its reference instead.")
+    ] = False,
+    json: Json = False,
+) -> None:
     """Report versions and test this machine.
 
     Exits 1 if the self test, on a pico model, fails.
     """
-    from mcretrofit.doctor import findings
+    if parity:
+        from mcretrofit.parity import findings
+    else:
+        from mcretrofit.doctor import findings
 
     found = findings()
     if json:

@@ -12,7 +12,9 @@ from mcretrofit.cli import _render as render
 from mcretrofit.cli._models import FOLDER, summary
 from mcretrofit.cli._options import Config, Force, Json, MaybeModel
 from mcretrofit.cli._sizes import in_bytes
-from mcretrofit.errors import RetrofitError
+from mcretrofit.errors import RetrofitError, UsageError, unknown
+
+TARGETS = ("hf", "base")
 
 
 def command(
@@ -24,6 +26,9 @@ def command(
     ] = None,
     shard_size: Annotated[str, typer.Option(help="Largest weight file, such as 500MB.")] = "5GB",
     name: Annotated[str | None, typer.Option(help="The model's name in its card.")] = None,
+    to: Annotated[
+        str, typer.Option(help="hf, or base: the unmodified checkpoint, written back.")
+    ] = "hf",
     config: Config = None,
     json: Json = False,
 ) -> None:
@@ -33,16 +38,23 @@ def command(
     from_pretrained(FOLDER, trust_remote_code=True).
     """
     most = in_bytes(shard_size, "--shard-size")
+    if to not in TARGETS:
+        raise unknown("--to", to, TARGETS)
     if model is None and not (Path(FOLDER) / "caching.json").is_file():
         raise RetrofitError(f"no ./{FOLDER} here to export: make one with `mcretrofit wrap MODEL`")
     if os.path.lexists(out) and not force:
         raise RetrofitError(f"{out} exists: --force replaces it, --out writes to another folder")
     place = FOLDER if model is None else model
+    sources = [place] if Path(place).exists() else []
+    if to == "base":
+        return _base(place, out, force, dtype, config, json)
     from mcretrofit.cards import exported_card, latest
     from mcretrofit.exporting import export
     from mcretrofit.model import load
+    from mcretrofit.streaming import stream
 
-    found = load(place, config=config)
+    streamed = stream(place, config, dtype)
+    found = streamed.loaded if streamed else load(place, config=config)
     rows = latest(Path(place) / "rows.jsonl")
     family = getattr(found.model.config, "family", found.model.config.model_type)
     card = exported_card(name or out.resolve().name, family, found.config, rows)
@@ -54,7 +66,8 @@ def command(
         dtype=dtype,
         shard_size=most,
         card=card,
-        sources=[place] if Path(place).exists() else [],
+        sources=sources,
+        tensors=streamed.tensors if streamed else None,
     )
     files = sorted(p for p in folder.rglob("*") if p.is_file())
     if json:
@@ -69,3 +82,19 @@ def command(
         f"wrote {folder}: {len(files)} files, {render.size(sum(p.stat().st_size for p in files))}"
     )
     print(f'load it with AutoModelForCausalLM.from_pretrained("{folder}", trust_remote_code=True)')
+
+
+def _base(
+    place: str, out: Path, force: bool, dtype: str | None, config: Path | None, json: bool
+) -> None:
+    if dtype is not None:
+        raise UsageError("--to base changes nothing: leave --dtype out")
+    from mcretrofit.baseback import write_base
+
+    folder = write_base(place, out, config=config, force=force)
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    if json:
+        told = {"folder": str(folder), "model": place}
+        return render.json_row({**told, "files": {p.name: p.stat().st_size for p in files}})
+    total = render.size(sum(p.stat().st_size for p in files))
+    print(f"wrote {folder}: the unmodified base, {len(files)} files, {total}")

@@ -36,28 +36,33 @@ def command(
     caching = settings(found.config, flags=asked)
     table = costs.costs(found, caching, in_tokens(lengths.split(","), found.trained_length))
     warning = costs.too_long(caching, {m.name: [m.keys] for m in found.skeleton.mixers})
+    notes = costs.of_networks(found.skeleton, caching)
     facts = _facts(found)
     if json:
         rows = [{**c._asdict(), "ratio": round(c.ratio, 4)} for c in table]
         heads = found.covers or {}
-        render.json_row({**facts, "warning": warning, "covers": heads, "costs": rows})
+        told = {"warning": warning, "notes": notes, "covers": heads, "costs": rows}
+        render.json_row({**facts, **told})
     else:
         render.table("", ("", ""), facts.items())
         _cost_tables(table, caching.segment, caching.router)
         _heads(found)
-        if warning:
-            render.note(f"warning: {warning}")
+        for one in [*([warning] if warning else []), *notes]:
+            render.note(f"warning: {one}")
 
 
 def _facts(found: Described) -> dict[str, Any]:
     bones = found.skeleton
-    sizes = sorted({(m.heads, m.keys, m.values) for m in bones.mixers})
+    sizes = sorted({(m.heads, m.keys, m.values, m.cached * m.deep) for m in bones.mixers})
     facts = {
         "model": found.name,
         "family": bones.family,
         "layers": bones.layers,
         "mixers": len(bones.mixers),
-        "heads": " / ".join(f"{h} of {k} x {v}" for h, k, v in sizes),
+        "heads": " / ".join(
+            f"{h} of {k} x {v}" + (f", networks of {n} weights" if n else "")
+            for h, k, v, n in sizes
+        ),
         "state_bytes": found.state_bytes,
         "parameters": bones.parameters,
         "dtype": bones.dtype,

@@ -15,8 +15,8 @@ and `[B, H, ...]` throughout. Such a memory also has
 - `init_state(streams) -> state`: what a segment starts from;
 - `weights(state)`: the part of a state that is cached and read: one matrix, or a tuple of them;
 - `read(weights [B, N, H, ...], q) -> [B, T, N, H, V]` where that is not a product with a matrix;
-- `RAGGED = True` where `chunks` takes inputs of any length;
-- `CACHED = False` as long as the read path cannot keep its states: wrapping refuses it.
+- `RAGGED = True` where `chunks` takes inputs of any length.
+A memory with a `read` of its own is a network: neither its states nor its reads can be subtracted.
 """
 
 from __future__ import annotations

@@ -61,6 +61,22 @@ def read(states: State, q: Tensor, memory: ModuleType | None = None) -> Tensor:
     return torch.einsum("bthk,bnhkv->btnhv", q.to(states.dtype), states)
 
 
+def weights(state: State, memory: ModuleType) -> State:
+    """The part of a state that is cached and read."""
+    return memory.weights(state) if hasattr(memory, "weights") else state
+
+
+def sizes(streams: Streams, memory: ModuleType) -> tuple[int, int, int, int, int]:
+    """Heads, key width, value width; numbers a head of a cached state, and of one that runs."""
+    state = init_state(streams, memory)
+    # what is shared is held once
+    cached, running = (
+        sum({id(s): s[0, 0].numel() for s in leaves(part)}.values())
+        for part in (weights(state, memory), state)
+    )
+    return (*streams.k.shape[2:], streams.v.shape[3], cached, running)
+
+
 def naive(memory: ModuleType, streams: Streams, state: State | None = None):
     """Token by token, the oracle: `(out [B, T, H, V], state)`."""
     streams = wide(streams)
@@ -149,20 +165,12 @@ def tiled(length: int) -> int:
     return -(-length // CHUNK) * CHUNK if length > CHUNK else 1 << (length - 1).bit_length()
 
 
-def refusal(memory: ModuleType, segment: int, chunk: int) -> str | None:
-    """Why caching cannot take segments of a memory with such inner chunks; None where it can."""
-    if not getattr(memory, "CACHED", True):
-        kind = memory.__name__.rpartition(".")[2]
-        return (
-            f"the states of a {kind} memory are several tensors, which caching cannot keep yet; "
-            "run the model without it"
-        )
-    if segment % chunk:
-        fits = -(-segment // chunk) * chunk
-        return (
-            f"segments of {segment} tokens cut its inner chunks of {chunk}: --segment {fits} fits"
-        )
-    return None
+def refusal(segment: int, chunk: int) -> str | None:
+    """Why segments cannot be cached of a memory with such inner chunks; None where they can."""
+    if segment % chunk == 0:
+        return None
+    fits = -(-segment // chunk) * chunk
+    return f"segments of {segment} tokens cut its inner chunks of {chunk}: --segment {fits} fits"
 
 
 def _laid(memory: ModuleType, length: int) -> int:

@@ -8,12 +8,15 @@ without the weights of any one token (arXiv 2602.24281, eq 15).
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mcretrofit.memories._inner import Steps
+from mcretrofit.memories import Streams
+from mcretrofit.memories._inner import Steps, forward
+from mcretrofit.memories._networks import running
 
 
 class Entry(NamedTuple):
@@ -58,3 +61,39 @@ class Tape(NamedTuple):
         return self.take(
             torch.stack([e.read(layer, one) for e, one in zip(self.entries, laid, strict=True)])
         )
+
+
+class Taping:
+    """A deep memory, as a scan takes it, that keeps the tapes of its scan."""
+
+    RAGGED = True
+
+    def __init__(self, memory: ModuleType) -> None:
+        self.memory, self.init_state = memory, memory.init_state
+        self.layers: list[Callable[[int, Tensor], Tensor]] = []
+        self.rows = 0
+
+    def step(self, streams: Streams, state: tuple) -> tuple[Tensor, tuple]:
+        """One token, as the memory reads it."""
+        out, state = self.memory.step(streams, state)
+        self._keep(streams, running(self.memory.weights(state)))
+        return out, state
+
+    def chunks(self, streams: Streams, state: tuple, every: int) -> tuple[Tensor, tuple, tuple]:
+        """Many tokens, a tape for every `every` of them."""
+        return self.memory.chunks(streams, state, every, self._run)
+
+    def _run(self, streams: Streams, state: tuple) -> tuple[Tensor, tuple]:
+        tape, state = self.memory.taped(streams, state)
+        self._keep(streams, tape.read)
+        return forward(len(self.memory.weights(state)), streams.q, tape.read), state
+
+    def _keep(self, streams: Streams, read: Callable[[int, Tensor], Tensor]) -> None:
+        self.layers.append(read)
+        self.rows = streams.q.shape[0]
+
+    def read(self, layer: int, x: Tensor) -> Tensor:
+        """`x_t W_t` for every token `x [B, T, H, *]` of the scan, side by side as its segments ran."""
+        parts = x.reshape(self.rows, -1, *x.shape[2:]).chunk(len(self.layers), 1)
+        reads = [run(layer, part) for run, part in zip(self.layers, parts, strict=True)]
+        return torch.cat(reads, 1).reshape(*x.shape[:3], -1)

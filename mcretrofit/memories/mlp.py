@@ -28,7 +28,6 @@ from mcretrofit.memories._tape import Entry, Tape
 
 MERGES = False  # what a step changes depends on what was there
 RAGGED = True
-CACHED = False
 State = tuple[tuple, tuple, tuple, Tensor]
 
 
@@ -87,12 +86,17 @@ def step(streams: Streams, state: State) -> tuple[Tensor, State]:
     return out, (memory, momenta, _renewed(frozen, memory, phase), phase)
 
 
-def chunks(streams: Streams, state: State, every: int) -> tuple[Tensor, State, State]:
-    """Many tokens, an inner chunk at a time; `ends` are the states after every `every` tokens."""
+def chunks(
+    streams: Streams, state: State, every: int, run: Callable | None = None
+) -> tuple[Tensor, State, State]:
+    """Many tokens, an inner chunk at a time; `ends` are the states after every `every` tokens.
+
+    `run(streams, state) -> (out, state)` reads them where not as usual.
+    """
     outs, ends = [], []
     for start in range(0, streams.length, every):
         part = streams.map(lambda s, a=start: s[:, a : a + every])
-        out, state = _run(part, state)
+        out, state = (run or _run)(part, state)
         outs.append(out)
         ends.append(state)
     out = torch.cat(outs, 1)

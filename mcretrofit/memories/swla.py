@@ -17,7 +17,6 @@ from mcretrofit.memories._scan import init_state as matrix
 from mcretrofit.memories._scan import kept, tile_size, tiles, untile
 
 MERGES = False  # a later segment writes tokens of the one before it
-CACHED = False
 State = tuple[Tensor, Tensor, Tensor]  # M [B, H, K, V], keys [B, H, c - 1, K], values
 
 

@@ -21,6 +21,12 @@ from mcretrofit.ops import dla
 from mcretrofit.ops._call import call
 
 MODEL_TYPES = ("dla",)
+ABOUT = {
+    "memory": "mlp",
+    "layouts": ("own",),
+    "parity": "the paper's equations",
+    "tested": "gradients by autograd, token by token in float64",
+}
 DEFAULTS = {**BLOCK, **DEEP, "max_step": 0.5, "use_keep": False}
 chunk_dla = partial(call, dla)
 

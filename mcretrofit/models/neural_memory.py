@@ -26,6 +26,12 @@ from mcretrofit.ops import neural_memory
 from mcretrofit.ops._call import call
 
 MODEL_TYPES = ("neural_memory",)
+ABOUT = {
+    "memory": "mlp",
+    "layouts": ("titans-pytorch",),
+    "parity": "titans-pytorch 0.5",
+    "tested": "its NeuralMemory on the CPU: outputs and gradients in float64",
+}
 DEFAULTS = {
     "heads": 1,
     "dim_head": None,

@@ -22,6 +22,12 @@ from mcretrofit.ops import swla
 from mcretrofit.ops._call import call
 
 MODEL_TYPES = ("swla",)
+ABOUT = {
+    "memory": "swla",
+    "layouts": ("own",),
+    "parity": "the paper's equations",
+    "tested": "its recurrence token by token in float64",
+}
 DEFAULTS = {**BLOCK, "expand_v": 1.0, "window": 2}
 chunk_swla = partial(call, swla)
 

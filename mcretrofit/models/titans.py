@@ -21,6 +21,12 @@ from mcretrofit.ops import titans
 from mcretrofit.ops._call import call
 
 MODEL_TYPES = ("titans",)
+ABOUT = {
+    "memory": "mlp",
+    "layouts": ("own",),
+    "parity": "the paper's equations",
+    "tested": "gradients by autograd, token by token in float64",
+}
 DEFAULTS = {**BLOCK, **DEEP, "max_step": 0.1}
 chunk_titans = partial(call, titans)
 

@@ -15,6 +15,7 @@ A router is a module with
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor
@@ -28,6 +29,8 @@ class Asked(NamedTuple):
     u: Tensor  # [B, T, H, K]
     q: Tensor  # [B, T, H, K]
     online: Tensor  # [B, T, H, V]
+    # `(i, x) -> x_t W_t` of the online network's layer i, where a soup asks
+    layer: Callable[[int, Tensor], Tensor] | None = None
 
 
 class Opened(NamedTuple):

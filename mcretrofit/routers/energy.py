@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mcretrofit.memories._networks import gain, gains
 from mcretrofit.routers import Asked, Opened
 from mcretrofit.segments import Bank
 
@@ -26,10 +27,9 @@ def summarise(keys: Tensor, valid: Tensor) -> Tensor:
 
 def score(asked: Asked, bank: Bank, opened: Opened | None) -> tuple[Tensor, Tensor | None]:
     """Norms of the reads of every visible state and of the online read, over their mean."""
-    q = asked.q.transpose(1, 2)
-    states = bank.states.transpose(1, 2)
-    norms = [(q @ states[:, :, i].to(q.dtype)).norm(dim=-1) for i in range(states.shape[2])]
-    cached, online = torch.stack(norms, -1).transpose(1, 2), asked.online.norm(dim=-1)
+    norms = [read.norm(dim=-1) for read in gains(bank.states, asked.q)]
+    cached = torch.stack(norms, -1)
+    online = gain(bank.states, asked.online, asked.q).norm(dim=-1)
     seen = bank.visible[:, :, None].to(cached.dtype)
     mean = ((cached * seen).sum(-1) + online) / (seen.sum(-1) + 1)
     mean = mean.clamp_min(1e-6)

@@ -27,6 +27,7 @@ def summarise(keys: Tensor, valid: Tensor) -> Tensor:
 
 def score(asked: Asked, bank: Bank, opened: Opened | None) -> tuple[Tensor, Tensor | None]:
     """The logit of the distance `s - i` (of the farthest where there are more), and of distance 0."""
-    away = bank.index[..., None] - bank.number[:, None]
-    away = away.clamp(0, asked.u.shape[-1] - 1)[:, :, None].expand(-1, -1, asked.u.shape[2], -1)
-    return asked.u.gather(-1, away) - HAIR * away, asked.u[..., 0]
+    away = (bank.index[..., None] - bank.number[:, None])[:, :, None]
+    at = away.clamp(0, asked.u.shape[-1] - 1).expand(-1, -1, asked.u.shape[2], -1)
+    # the hair grows on where the logits are at their end, or the farthest segments would tie
+    return asked.u.gather(-1, at) - HAIR * away, asked.u[..., 0]

@@ -36,7 +36,7 @@ class Job:
                     raise found
                 if found is None:
                     return
-                if found.tokens:
+                if found.tokens or found.finish:
                     yield found
                 if gone is not None and self._loop.time() - looked > WATCH:
                     looked = self._loop.time()
