@@ -6,8 +6,8 @@ for the online read, with mean and spread from calibration text: unsurprised tok
 Beyond MATH 16, because measured on the embedded models at eight times their training length:
 - scores are first taken relative to the token's own mean over segments (`relative`): what a token
   scores with everything depends on the token, 8 +- 4 on a head where a match adds .5;
-- the cached heads of a layer share one route, their mean surprise (`shared`): builtin:gla finds .78 of
-  32 needles with a route a head and .91 with one for both (`eval --task niah --lengths 4k --no-shared`);
+- the cached heads of a layer share one route, their mean surprise (`shared`): builtin:gla finds .88 of
+  32 needles with a route a head and all with one for both (`eval --task niah --lengths 4k --no-shared`);
 - surprise saturates: of two segments that are both certain neither silences the other, as where a
   fact lies across their border.
 """
