@@ -14,7 +14,8 @@ from mcretrofit.errors import RetrofitError
 from mcretrofit.exporting import restore_
 from mcretrofit.loading import load_model
 from mcretrofit.retrofit import Cover, plans, retrofit_
-from mcretrofit.tokenizer import Tokenizer, load_tokenizer
+from mcretrofit.sources import hub_tokenizer
+from mcretrofit.tokenizer import Tokenizer, has_tokenizer, load_tokenizer
 from mcretrofit.wrapped import Wrapped, check_base, is_wrapped, load_gates, read
 
 
@@ -82,10 +83,13 @@ def calibrated(loaded: Loaded, caching: CachingConfig, text: str | None = None) 
 
 
 def tokenizer_of(checkpoint: Checkpoint, model: nn.Module) -> Tokenizer:
-    """The tokenizer of a checkpoint's folder."""
+    """The tokenizer of a checkpoint's folder, or the one that its layout is known to go with."""
     place = checkpoint.folder
     if place is None and checkpoint.files():
         place = checkpoint.files()[0].parent
+    usual = getattr(model.config, "tokenizer", None)
+    if isinstance(usual, str) and (place is None or not has_tokenizer(place)):
+        place = hub_tokenizer(usual)
     return load_tokenizer(place, model.config.vocab_size)
 
 

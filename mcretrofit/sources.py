@@ -22,6 +22,8 @@ _NOT_WEIGHTS = {
 }
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*(@[\w./-]+)?")
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "tokenizer*"]
+_HUB_PICKLED = [*_HUB_FILES, "pytorch_model*.bin"]
+_HUB_TOKENIZER = ["tokenizer*", "special_tokens_map.json"]
 
 
 class Source(NamedTuple):
@@ -75,12 +77,24 @@ def _builtin(name: str) -> Path:
 
 
 def _from_hub(text: str) -> Path:
+    folder = _fetched(text, _HUB_FILES)
+    if not any(folder.glob("*.safetensors")):
+        folder = _fetched(text, _HUB_PICKLED)
+    return folder
+
+
+def hub_tokenizer(name: str) -> Path:
+    """The folder of another repository's tokenizer, for checkpoints that are published without one."""
+    return _fetched(name, _HUB_TOKENIZER)
+
+
+def _fetched(text: str, files: list[str]) -> Path:
     name, _, revision = text.partition("@")
     try:
         from huggingface_hub import snapshot_download
 
         folder = snapshot_download(
-            name, revision=revision or None, allow_patterns=_HUB_FILES, ignore_patterns=["*/*"]
+            name, revision=revision or None, allow_patterns=files, ignore_patterns=["*/*"]
         )
     except Exception as error:
         # whatever the network stack raises, the user needs one line

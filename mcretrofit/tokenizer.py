@@ -148,6 +148,11 @@ def load_tokenizer(place: Path | None, vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
+def has_tokenizer(place: Path) -> bool:
+    """Whether a folder holds one."""
+    return _find(place) is not None
+
+
 def read_world(path: Path) -> WorldTokenizer:
     """An RWKV World vocabulary file: lines of `index repr length`, length in bytes."""
     words: dict[int, bytes] = {}

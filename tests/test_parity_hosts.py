@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from mamba2hosts import mamba2, state_spaces
+from safetensors.torch import save_file
 
 from mcretrofit.checkpoint import open_checkpoint
 from mcretrofit.decoder import DecoderForCausalLM
 from mcretrofit.errors import RetrofitError
 from mcretrofit.loading import load_model
-from mcretrofit.models._native import native_class
+from mcretrofit.model import load
 
-SPECIAL = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
 GROUPS = pytest.mark.parametrize("groups", [1, 2])
-MAMBA2 = {"hidden_size": 32, "head_dim": 16, "num_heads": 4, "state_size": 8, "vocab_size": 64}
-
-
-def mamba2(folder: Path, groups: int, **fields: object) -> torch.nn.Module:
-    """transformers' own Mamba-2, every parameter moved, saved in `folder`."""
-    torch.manual_seed(0)
-    kind = native_class("mamba2")
-    config = {**MAMBA2, "num_hidden_layers": 2, "chunk_size": 16, "n_groups": groups}
-    model = kind(kind.config_class(**{**config, **SPECIAL, **fields})).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += torch.randn_like(parameter) * 0.1
-    model.save_pretrained(folder)
-    return model
 
 
 def near(got: torch.Tensor, want: torch.Tensor) -> None:
@@ -66,19 +52,35 @@ def test_mamba2_decodes_as_transformers_does(groups, tmp_path):
 @GROUPS
 @torch.no_grad()
 def test_mamba2_of_state_spaces_is_the_same_model(groups, tmp_path):
-    theirs, ids = mamba2(tmp_path / "theirs", groups), torch.randint(0, 64, (1, 40))
-    tensors = load_file(tmp_path / "theirs" / "model.safetensors")
-    tensors = {n.replace("embeddings", "embedding"): t for n, t in tensors.items()}
-    ssm = {"layer": "Mamba2", "headdim": 16, "d_state": 8, "ngroups": groups}
-    config = {"d_model": 32, "n_layer": 2, "vocab_size": 60, "ssm_cfg": ssm, "rms_norm": True}
-    config |= {"d_intermediate": 0, "attn_layer_idx": [], "tie_embeddings": False}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    save_file(tensors, tmp_path / "model.safetensors")
+    (theirs, config), ids = state_spaces(tmp_path, groups), torch.randint(0, 64, (1, 40))
     near(load_model(open_checkpoint(tmp_path)).eval()(ids).logits, theirs(ids).logits)
-    (tmp_path / "model.safetensors").unlink()
-    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    save_file(torch.load(tmp_path / "pytorch_model.bin"), tmp_path / "model.safetensors")
+    (tmp_path / "pytorch_model.bin").unlink()
     near(load_model(open_checkpoint(tmp_path)).eval()(ids).logits, theirs(ids).logits)
     for fault in ({"attn_layer_idx": [1]}, {"ssm_cfg": {}}, {"d_intermediate": 64}):
         (tmp_path / "config.json").write_text(json.dumps({**config, **fault}))
         with pytest.raises(RetrofitError, match="Mamba"):
             load_model(open_checkpoint(tmp_path))
+
+
+def test_mamba2_of_state_spaces_comes_from_a_hub_with_anothers_tokenizer(tmp_path, monkeypatch):
+    (tmp_path / "weights").mkdir()
+    state_spaces(tmp_path / "weights", 1)
+    words = {"a": 0, "b": 1}
+    model = {"type": "WordLevel", "vocab": words, "unk_token": "a"}
+    (tmp_path / "words").mkdir()
+    (tmp_path / "words" / "tokenizer.json").write_text(json.dumps({"model": model}))
+    asked = []
+
+    def download(name: str, allow_patterns: list[str], **_: object) -> str:
+        asked.append((name, any(p.endswith(".bin") for p in allow_patterns)))
+        return str(tmp_path / ("weights" if name.startswith("state-spaces") else "words"))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    loaded = load("state-spaces/mamba2-1.3b")
+    assert loaded.tokenizer().encode("b") == [1]
+    # pickled weights are fetched only where there are no others
+    assert asked[:2] == [("state-spaces/mamba2-1.3b", False), ("state-spaces/mamba2-1.3b", True)]
+    assert asked[2:] == [("EleutherAI/gpt-neox-20b", False)]
+    (tmp_path / "weights" / "tokenizer.json").write_text(json.dumps({"model": model}))
+    assert load(tmp_path / "weights").tokenizer().encode("b") == [1] and len(asked) == 3

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from cli_helpers import ROOT, pico, refused, runner
+from mamba2hosts import state_spaces
 from nativehosts import host
 
 from mcretrofit import needs
@@ -35,6 +36,7 @@ GRID = {"variant": ["ma", "ssc"], "segment": [16, 32], "task": ["niah"], "length
 RECIPES = sorted(p for p in (ROOT / "recipes").rglob("*.yaml") if "grid:" in p.read_text())
 FAMILIES = {"gla-1.3b": "gla", "delta_net-1.3b": "delta_net", "rwkv7-world": "rwkv7"}
 FAMILIES |= {"gated_deltanet-1.3b": "gated_deltanet"}
+HOSTS = {"qwen3_next", "mamba2-1.3b"}
 
 
 def planned(controls: bool = True, **more: object) -> Plan:
@@ -168,7 +170,7 @@ def test_a_length_too_short_ends_at_once(run):
 
 def test_there_are_recipes():
     assert {"laptop", "table2", "segments"} <= {path.stem for path in RECIPES}
-    assert {*FAMILIES, "qwen3_next"} == {p.stem for p in RECIPES if p.parent.name == "public"}
+    assert {*FAMILIES, *HOSTS} == {p.stem for p in RECIPES if p.parent.name == "public"}
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -178,6 +180,9 @@ def test_recipes_plan_on_a_model_of_their_layout(run, tmp_path, path):
     stand_in = tmp_path / "stand-in"
     if path.stem == "qwen3_next":
         _qwen3_next(stand_in)
+    elif path.stem == "mamba2-1.3b":
+        stand_in.mkdir()
+        state_spaces(stand_in, 1, vocab_size=256)
     else:
         pico(stand_in, FAMILIES.get(path.stem, "gla"), num_hidden_layers=1)
     done = run("sweep", path, "--model", stand_in, "--dry-run", "--device", "cpu", "--json")

@@ -21,6 +21,8 @@ _SSM = {"headdim": "head_dim", "d_state": "state_size", "d_conv": "conv_kernel"}
 _SSM |= {"ngroups": "n_groups", "expand": "expand", "bias": "use_bias", "dt_limit": "dt_limit"}
 _SSM |= {"conv_bias": "use_conv_bias", "rmsnorm": "rmsnorm", "D_has_hdim": "D_has_hdim"}
 _SSM |= {"norm_before_gate": "norm_before_gate"}
+# state-spaces publishes weights alone; this is what its own evaluation reads text with
+_TOKENIZER = "EleutherAI/gpt-neox-20b"
 
 
 def from_layout(shapes: Shapes, config: dict[str, Any]) -> Layout | None:
@@ -64,7 +66,7 @@ def _state_spaces(config: dict[str, Any]) -> dict[str, Any]:
         **{"hidden_size": config["d_model"], "num_hidden_layers": config["n_layer"]},
         **{"hidden_act": "silu", "tie_word_embeddings": config.get("tie_embeddings", True)},
         **{**fields, "dt_limit": _limit(fields.get("dt_limit"))},
-        **{"bos_token_id": None, "eos_token_id": None},
+        **{"bos_token_id": None, "eos_token_id": None, "tokenizer": _TOKENIZER},
     }
 
 
