@@ -35,7 +35,9 @@ def load_pickled(path: Path) -> dict[str, torch.Tensor]:
     tensors = _unwrap(path, _restricted_load(path, zipped))
     for name, tensor in tensors.items():
         _check_tensor(path, name, tensor)
-    return {name: tensor.detach() for name, tensor in tensors.items()}
+    _check_views(path, tensors)
+    # a copy is made only of what names one number several times
+    return {n: t.detach().contiguous() if _repeats(t) else t.detach() for n, t in tensors.items()}
 
 
 def infos(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorInfo]:
@@ -139,6 +141,21 @@ def _check_tensor(path: Path, name: Any, tensor: Any) -> None:
         raise RetrofitError(f"{where} is not a plain dense tensor")
     if _dtype(tensor) not in known:
         raise RetrofitError(f"{where} has the dtype {_dtype(tensor)}; known: {', '.join(known)}")
-    # strides of zero would let a few bytes pose as a tensor of any size
-    if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-        raise RetrofitError(f"{where} claims {list(tensor.shape)}, more than the file holds")
+
+
+def _check_views(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Strides of zero could let a few bytes pose as tensors of any size: all such share a bound."""
+    room = file_size(path)
+    for name, tensor in tensors.items():
+        room -= _claimed(tensor) if _repeats(tensor) else 0
+        if room < 0:
+            claimed = f"claims {list(tensor.shape)}, more than the file holds"
+            raise RetrofitError(f"{show(path)}: '{show(name)}' {claimed}")
+
+
+def _repeats(tensor: torch.Tensor) -> bool:
+    return _claimed(tensor) > tensor.untyped_storage().nbytes()
+
+
+def _claimed(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import pickle
-import zipfile
 from pathlib import Path
 
 import huggingface_hub
@@ -21,16 +18,6 @@ from mcretrofit.errors import RetrofitError, UsageError
 TENSORS = {"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}
 SHARDS = ("model-1-of-2.safetensors", "model-2-of-2.safetensors")
 shared = Path(__file__).parents[2] / "shared" / "checkpoints"
-
-
-class Code:
-    """Pickles to a call that would create a file."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __reduce__(self) -> tuple[object, tuple[str, str]]:
-        return open, (str(self.file), "w")
 
 
 def refusal(model: object, config: object = None) -> str:
@@ -208,70 +195,6 @@ def test_hub_failure_is_one_line(monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert refusal("org/name").endswith("nor could it be fetched as a hub id: no route")
-
-
-@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
-def test_pickled_code_is_refused_and_not_run(tmp_path, zipped):
-    path, mark = tmp_path / "model.pth", tmp_path / "mark"
-    torch.save({"w": Code(mark)}, path, _use_new_zipfile_serialization=zipped)
-    assert "contains pickled code (" in refusal(path)
-    path.write_bytes(pickle.dumps({"w": Code(mark)}, protocol=2))
-    assert "model.pth" in refusal(path)
-    assert not mark.exists()
-
-
-def test_torchscript_is_refused(tmp_path):
-    with zipfile.ZipFile(tmp_path / "model.pth", "w") as archive:
-        for name in ("constants.pkl", "data.pkl", "version"):
-            archive.writestr(f"model/{name}", pickle.dumps({}, protocol=2))
-    assert "model.pth" in refusal(tmp_path / "model.pth")
-
-
-def saved(value: object) -> bytes:
-    """The bytes that torch.save makes of `value`."""
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
-
-
-def compressed(raw: bytes) -> bytes:
-    """The same zip with deflated records."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(raw)) as old, zipfile.ZipFile(buffer, "w", 8) as new:
-        for name in old.namelist():
-            new.writestr(name, old.read(name))
-    return buffer.getvalue()
-
-
-GOOD = saved(TENSORS)
-WRONG_PICKLES = {
-    "text": (b"not weights", "neither zip nor pickle"),
-    "empty": (b"", "neither zip nor pickle"),
-    "lfs": (b"version https://git-lfs.example/spec/v1\n", "git lfs pull"),
-    "cut": (GOOD[: len(GOOD) // 2], "cut off or damaged"),
-    "compressed": (compressed(GOOD), "compressed zip"),
-    "pickle": (pickle.dumps({"w": 1}, protocol=4), "not a readable"),
-    "list": (saved([torch.ones(2)]), "holds a list"),
-    "tensor": (saved(torch.ones(2)), "holds a Tensor"),
-    "numbers": (saved({"step": 1, "loss": 2.0}), "it holds: step, loss"),
-    "mixed": (saved({"w": torch.ones(2), "step": 1}), "'step' is a int"),
-    "number-key": (saved({1: torch.ones(2)}), "'1' is not a tensor's name"),
-    "nested-twice": (saved({"model": TENSORS, "state_dict": TENSORS}), "it holds: model"),
-    "expanded": (saved({"w": torch.zeros(1).expand(10**6, 10**6)}), "more than the file holds"),
-    "sparse": (saved({"w": torch.eye(3).to_sparse()}), "plain dense"),
-    "meta": (saved({"w": torch.ones(2, device="meta")}), "plain dense"),
-    "complex": (saved({"w": torch.ones(2, dtype=torch.complex128)}), "complex128"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG_PICKLES, ids=str)
-def test_refuses_wrong_pickle(tmp_path, case):
-    content, expected = WRONG_PICKLES[case]
-    path = tmp_path / "model.pth"
-    path.write_bytes(content)
-    message = refusal(path)
-    assert expected in message
-    assert "model.pth" in message
 
 
 @pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "_orig_mod.module."])
