@@ -137,6 +137,10 @@ def _checked(name: str, value: Any, where: str) -> Any:
         return {str(task): _checked(name, count, where) for task, count in value.items()}
     if name in ("samples", "seed", "pairs") and not whole:
         raise UsageError(f"{where}: {name} {value!r} is not a whole number")
+    if name == "task" and str(value).startswith("lm-eval:"):
+        raise UsageError(
+            f"{where}: a sweep draws its own samples; mcretrofit eval --task {value} asks the harness"
+        )
     if name == "depth" and not (whole or isinstance(value, float)):
         raise UsageError(f"{where}: depth {value!r} is not a number of percent")
     return value if name in ("samples", "seed", "pairs") else _word(name, value)

@@ -151,6 +151,7 @@ WORDS = {
     "shard": ("sweep base --shard 3/2", "--shard 3/2", "1/4"),
     "executor": ("sweep base --executor slurm", "unknown executor 'slurm'"),
     "task": ("sweep base --task naih", "did you mean 'niah'"),
+    "harness": ("sweep base --task lm-eval:arc", "mcretrofit eval --task lm-eval:arc"),
     "two": ("sweep base --model other", "two models"),
     "none": ("sweep r.yaml", "names no model"),
     "depth": ("sweep base --depth deep", "not a number of percent"),
