@@ -21,6 +21,7 @@ ENTRIES = (
     "mcretrofit.exported.configuration_mcretrofit",
     "mcretrofit.exported.modeling_mcretrofit",
 )
+NATIVE = ("mcretrofit.exported.native", "mcretrofit.models._native")
 OURS = ("mcretrofit", "mcretrofit_kernels")
 REGISTRY = "mcretrofit.registry"
 PRESENT = {*sys.stdlib_module_names, "torch", "transformers", "safetensors", "numpy"}
@@ -54,6 +55,19 @@ def load(folder: str, name: str) -> ModuleType:
 '''
 
 
+_NATIVE_TEXT = '''"""{name} of transformers with the caching that config.json describes."""
+
+from __future__ import annotations
+
+from .{native} import native_class
+from .{mixin} import Caching
+
+
+class {name}(Caching, native_class("{kind}")):
+    """The language model; `*.mc.*` tensors are loaded like all others."""
+'''
+
+
 class Edit(NamedTuple):
     """Bytes [start, end) of a source that become `text`."""
 
@@ -62,11 +76,11 @@ class Edit(NamedTuple):
     text: str
 
 
-def bundle(plugs: Mapping[str, Sequence[str]]) -> dict[str, str]:
+def bundle(plugs: Mapping[str, Sequence[str]], entries: Sequence[str] = ENTRIES) -> dict[str, str]:
     """File name -> text: the entries, the named modules of each folder, all that they import."""
     roots = [f"mcretrofit.{folder}.{name}" for folder, names in plugs.items() for name in names]
     texts: dict[str, str] = {}
-    waiting = [*ENTRIES, *roots, "mcretrofit.errors"]
+    waiting = [*entries, *roots, "mcretrofit.errors"]
     while waiting:
         name = waiting.pop()
         if name not in texts and name != REGISTRY:
@@ -78,6 +92,14 @@ def bundle(plugs: Mapping[str, Sequence[str]]) -> dict[str, str]:
     if len(files) < len(texts):
         raise RetrofitError("two modules of mcretrofit have one name in an exported folder")
     return files
+
+
+def native_bundle(plugs: Mapping[str, Sequence[str]], name: str, kind: str) -> dict[str, str]:
+    """As `bundle`, around transformers' class `name` of the model type `kind`."""
+    native, mixin = flat(NATIVE[1]), flat(NATIVE[0])
+    text = _NATIVE_TEXT.format(name=name, kind=kind, native=native, mixin=mixin)
+    entry = ENTRIES[1]
+    return {**bundle(plugs, NATIVE), f"{flat(entry)}.py": _header(entry) + text}
 
 
 def flat(name: str) -> str:

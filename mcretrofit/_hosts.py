@@ -7,6 +7,7 @@ copies into fixed buffers, so a subclass of that layer carries the segments.
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -23,7 +24,7 @@ class Published:
 
     def __init__(self, module: nn.Module, arguments: dict[str, Any]) -> None:
         given = {**arguments, **arguments.get("kwargs", {})}
-        self.x: Tensor = given["hidden_states"]
+        self.module, self.x = module, given["hidden_states"]
         context = given.get("context")
         if context is not None:
             self.holder: Any = context.state(module.layer)
@@ -43,6 +44,13 @@ class Published:
         if kept.get("segments") is None:
             kept["segments"] = start()
         return kept["segments"]
+
+
+class Calls(threading.local):
+    """The calls under way: one stack a thread, as copies of a model share the function."""
+
+    def __init__(self) -> None:
+        self.made: list[Published] = []
 
 
 class _Segments:

@@ -12,6 +12,7 @@ from mcretrofit import registry
 from mcretrofit._shards import Stored, write_weights
 from mcretrofit.atomic import write_atomic_folder
 from mcretrofit.checkpoint import Checkpoint, open_checkpoint
+from mcretrofit.decoder import DecoderConfig
 from mcretrofit.errors import RetrofitError
 from mcretrofit.exporting import carried
 from mcretrofit.model import base_of
@@ -19,7 +20,7 @@ from mcretrofit.tensorfile import DTYPES
 from mcretrofit.wrapped import check_base, is_wrapped, read
 
 SHARD = 5_000_000_000
-_ADDED = ("architectures", "auto_map", "caching", "covers", "family")
+_ADDED = ("auto_map", "caching", "covers")
 
 
 def write_base(
@@ -62,10 +63,13 @@ def _copy(checkpoint: Checkpoint, folder: Path, config: str | Path | None) -> No
 
 def _without_gates(checkpoint: Checkpoint, folder: Path) -> None:
     fields = {name: v for name, v in checkpoint.config.items() if name not in _ADDED}
-    family = checkpoint.config.get("family")
-    if not isinstance(family, str):
-        raise RetrofitError(f"{checkpoint.path}: config.json names no family")
-    fields["model_type"] = registry.load("models", family).MODEL_TYPES[0]
+    # transformers' own classes kept their configuration, our decoder has its own
+    if fields.get("model_type") == DecoderConfig.model_type:
+        family = fields.pop("family", None)
+        if not isinstance(family, str):
+            raise RetrofitError(f"{checkpoint.path}: config.json names no family")
+        fields["model_type"] = registry.load("models", family).MODEL_TYPES[0]
+        fields.pop("architectures", None)
     text = json.dumps(fields, indent=2, sort_keys=True) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")
     tensors = {name: _stored(checkpoint, name) for name in checkpoint.names() if ".mc." not in name}

@@ -143,16 +143,18 @@ def _mix(
     count, size = laid.count, laid.size
     tokens = torch.ones(own.q.shape[0], laid.length, dtype=torch.bool, device=own.q.device)
     tokens = laid.put(tokens if valid is None else valid)
-    unit = plan.router.UNIT
-    keys = plan.gate.unit(own.k) if unit else plan.gate.masked(own.k)
-    asks = plan.gate.query(own.q, None if x is None else laid.put(x), unit, plan.router.USES_QUERY)
-    folded = keys.unflatten(1, (count, size)), tokens.unflatten(1, (count, size))
-    fresh = plan.router.summarise(*folded)
+    unit, first = plan.router.UNIT, plan.directions
+    keys, put = plan.gate.key(own.k, unit, first), None if x is None else laid.put(x)
+    asks = plan.gate.query(own.q, put, unit, plan.router.USES_QUERY, first)
+    places = (cache.counts * plan.config.segment + cache.phase)[:, None] + tokens.cumsum(1) - 1
+    part = plan.part(places)
+    looked = (keys, tokens) if part is None else (keys, tokens, part)
+    fresh = plan.router.summarise(*(x.unflatten(1, (count, size)) for x in looked))
     before = torch.zeros_like(fresh)
     if cache.open_summary is not None:
         before = torch.cat([cache.open_summary[:, None], before[:, 1:]], 1)
     summaries = fresh + before
-    opened = _opened(plan, keys, tokens, cache, laid)
+    opened = _opened(plan, Opened(keys, tokens, keys, size, places, part=part), cache, laid)
     began = _began(cache, scanned.ends) if plan.differs else None
     since, decay = _decay(own, cache, laid)
     written = packed(_own(plan, scanned.ends, began, cache, decay, laid))
@@ -193,18 +195,13 @@ def _began(cache: SegmentCache, ends: Tensor) -> Tensor:
     return torch.cat([began, ends[:, :-1]], 1) if ends.shape[1] > 1 else began
 
 
-def _opened(plan: Plan, keys: Tensor, tokens: Tensor, cache: SegmentCache, laid: Frame) -> Opened:
-    """What the open segments hold of their own, as far as the plan looks at it."""
-    opened = Opened(keys, tokens, keys, laid.size)
-    if not plan.own and plan.reroute is None:
-        return opened
-    segment = plan.config.segment
-    places = (cache.counts * segment + cache.phase)[:, None] + tokens.cumsum(1) - 1
-    opened = opened._replace(places=places)
+def _opened(plan: Plan, opened: Opened, cache: SegmentCache, laid: Frame) -> Opened:
+    """With what the open segments hold of their own, where the plan looks at it."""
     if not plan.own:
         return opened
-    share = (places % segment + 1 - plan.near).clamp_min(0).to(keys.dtype) / segment
-    near = cache.remember(keys, laid, tokens.sum(1), plan.near)
+    segment, keys = plan.config.segment, opened.keys
+    share = (opened.places % segment + 1 - plan.near).clamp_min(0).to(keys.dtype) / segment
+    near = cache.remember(keys, laid, opened.valid.sum(1), plan.near)
     return opened._replace(share=share, lag=plan.near, near=near, begun=laid.begun)
 
 

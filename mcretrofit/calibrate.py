@@ -16,6 +16,7 @@ from mcretrofit.config import CachingConfig
 from mcretrofit.errors import RetrofitError
 from mcretrofit.gates import Gate
 from mcretrofit.memories import Streams
+from mcretrofit.registry import load
 from mcretrofit.retrofit import Cover, listening
 from mcretrofit.surprise import with_scores
 
@@ -51,14 +52,17 @@ class _Heard:
         self.count = 0
         self.decay: Tensor | None = None
         self.moment: Tensor | None = None
+        self.asked: Tensor | None = None
         self.shape = (0, 0)
 
     def add(self, streams: Streams, valid: Tensor | None) -> None:
         keys = nn.functional.normalize(streams.k.float(), dim=-1).flatten(0, 1)
         self.shape = tuple(keys.shape[1:])
         self.count += keys.shape[0]
-        moment = torch.einsum("thk,thl->hkl", keys, keys)
+        queries = nn.functional.normalize(streams.q.float(), dim=-1).flatten(0, 1)
+        moment, asked = (torch.einsum("thk,thl->hkl", x, x) for x in (keys, queries))
         self.moment = moment if self.moment is None else self.moment + moment
+        self.asked = asked if self.asked is None else self.asked + asked
         if streams.decay is not None:
             decay = streams.decay.float().flatten(0, 1).sum(0)
             self.decay = decay if self.decay is None else self.decay + decay
@@ -80,6 +84,11 @@ class _Heard:
         root = values.clamp_min(1e-12).rsqrt()
         inverse = vectors @ torch.diag_embed(root) @ vectors.transpose(-1, -2)
         return inverse * mask[:, None] * mask[..., None]
+
+    def turned(self, heads: list[int], matrices: Tensor) -> Tensor:
+        """Columns along the axes of the questions that `matrices [H', K, K]` make, longest first."""
+        second = matrices.transpose(-1, -2) @ (self.asked[heads] / self.count) @ matrices
+        return matrices @ torch.linalg.eigh(second).eigenvectors.flip(-1)
 
 
 def shipped_text(name: str = "calibration") -> str:
@@ -150,11 +159,21 @@ def calibrate(model: nn.Module, ids: list[int], config: CachingConfig) -> Calibr
     covers, reasons = {}, {}
     for name, one in heard.items():
         chosen, mask, reasons[name] = choose(config, one.taus())
-        whiten = one.whitening(chosen, mask) if config.whiten and chosen else None
-        covers[name] = Cover(chosen, one.shape[0], mask, whiten=whiten)
+        covers[name] = Cover(
+            chosen, one.shape[0], mask, whiten=_matrices(config, one, chosen, mask)
+        )
     if config.routed:
         covers = with_scores(model, config, covers, batch)
     return Calibration(covers, _table(heard, covers, reasons))
+
+
+def _matrices(config: CachingConfig, one: _Heard, heads: list[int], mask: Tensor) -> Tensor | None:
+    """What questions are turned by `[H', K, K]`; None where they are asked as they are."""
+    narrow = config.directions and load("routers", config.router).UNIT
+    if not heads or not (config.whiten or narrow):
+        return None
+    made = one.whitening(heads, mask) if config.whiten else torch.diag_embed(mask)
+    return one.turned(heads, made) if narrow else made
 
 
 def _table(

@@ -34,6 +34,7 @@ A {family} model with {what} (arXiv 2602.24281), frozen weights of its base.
 
 It needs torch, transformers and safetensors, nothing else.
 """
+_PLAIN = "\nLoaded without `trust_remote_code`, the same folder is the unmodified base.\n"
 _CELL = ("task", "length", "dialect", "depth", "pairs")
 _COLUMNS = ("task", "length", "base", "retrofit", "metric", "n", "verdict")
 
@@ -53,11 +54,20 @@ def wrapped_card(
 
 
 def exported_card(
-    name: str, family: str, caching: CachingConfig | None, rows: Iterable[Mapping[str, Any]]
+    name: str,
+    family: str,
+    caching: CachingConfig | None,
+    rows: Iterable[Mapping[str, Any]],
+    native: bool = False,
 ) -> str:
-    """What `export` leaves beside the weights; `rows` are results of `compare`."""
+    """What `export` leaves beside the weights; `rows` are results of `compare`.
+
+    `native`: transformers has a class for the model, which ignores the caching's tensors.
+    """
     what = "no caching" if caching is None else f"Memory Caching ({caching.variant})"
     text = _EXPORTED.format(name=name, family=family, what=what)
+    if native and caching is not None:
+        text += _PLAIN
     if caching is not None:
         text += "\n## Caching\n\n" + markdown(("setting", "value"), asdict(caching).items()) + "\n"
     cells = [

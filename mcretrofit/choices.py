@@ -47,7 +47,7 @@ def covers(
             sorted((c for c in choices if c.mixer == name), key=lambda c: c.head),
             (raw[name], white[name]),
             config,
-            turned(choices),
+            turned(choices) or config.directions > 0,
         )
         for name in raw
     }
@@ -60,7 +60,7 @@ def _cover(
     placed = list(zip(choices, at, strict=True))
     spreads = [_spread(c, both[KINDS.index(c.kind)], i, config) for c, i in placed]
     means = [c.threshold - config.margin * s for c, s in zip(choices, spreads, strict=True)]
-    matrices = [_matrix(c, both[1], i) for c, i in placed]
+    matrices = [_matrix(both[KINDS.index(c.kind)], i) for c, i in placed]
     return Cover(
         [c.head for c in choices],
         raw.total,
@@ -76,7 +76,5 @@ def _spread(choice: Choice, own: Cover, at: int, config: CachingConfig) -> float
     return scale * (config.temperature or Z_TEMPERATURE) / Z_TEMPERATURE
 
 
-def _matrix(choice: Choice, white: Cover, at: int) -> Tensor:
-    if choice.kind == "whitened":
-        return white.whiten[at]
-    return torch.eye(white.mask.shape[1])
+def _matrix(own: Cover, at: int) -> Tensor:
+    return torch.eye(own.mask.shape[1]) if own.whiten is None else own.whiten[at]

@@ -58,6 +58,7 @@ class CachingConfig:
     `margin` make logits of scores (`rules.py`), `relative` compares a score with the token's own mean
     first, `shared` routes all cached heads of a layer alike, `own` lets what the open segment wrote
     itself win over the past too (`reads.py`), `temperature` None takes the rule's own.
+    `directions` of a question are looked at, those that questions use most; 0 takes all of them.
     `gate` adds what `tune` trains; a `rank` of 0 is a full matrix.
     """
 
@@ -75,6 +76,7 @@ class CachingConfig:
     own: bool = True
     temperature: float | None = None
     whiten: bool = True
+    directions: int = 0
     gate: bool = False
     rank: int = 0
 
@@ -91,11 +93,13 @@ class CachingConfig:
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise unknown(name, str(getattr(self, name)), known)
-        for name, least in (("segment", 1), ("top_k", 1), ("rank", 0)):
+        for name, least in (("segment", 1), ("top_k", 1), ("directions", 0), ("rank", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 flag = name.replace("_", "-")
-                raise UsageError(f"--{flag} {value}: has to be a whole number of at least {least}")
+                raise UsageError(
+                    f"--{flag} {value!r}: has to be a whole number of at least {least}"
+                )
         for name in ("tau", "margin"):
             if not math.isfinite(getattr(self, name)):
                 raise UsageError(f"--{name} {getattr(self, name)}: has to be a finite number")

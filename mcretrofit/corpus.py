@@ -18,6 +18,10 @@ from mcretrofit.tasks import _recall as recall
 from mcretrofit.tasks._haystack import NOISE
 
 FIRST = 0.1  # loss weight of what nobody could foresee: needles and questions
+# tokens of their own for keys and values: recall that a model of two narrow layers learns in seconds
+KEYS = [f"<key {i}>" for i in range(128)]
+VALUES = [f"<value {i}>" for i in range(32)]
+APART = 8  # tokens of a sequence for each fact of `symbols`
 
 
 class Piece(NamedTuple):
@@ -57,8 +61,11 @@ def corpus(texts: list[str], encode: Callable[[str], list[int]]) -> Corpus:
     return Corpus(tuple(streams), tuple(ends), encode)
 
 
-def train_tokenizer(texts: list[str], vocab_size: int, seed: int):
-    """A byte-level BPE whose digits stand alone, over the texts and the probes' sentences."""
+def train_tokenizer(texts: list[str], vocab_size: int, seed: int, symbols: bool = False):
+    """A byte-level BPE whose digits stand alone, over the texts and the probes' sentences.
+
+    With `symbols` it also has every one of KEYS and VALUES as one token.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     rng = random.Random(seed)
@@ -74,7 +81,7 @@ def train_tokenizer(texts: list[str], vocab_size: int, seed: int):
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=["<|endoftext|>"],
+        special_tokens=["<|endoftext|>", *(KEYS + VALUES if symbols else ())],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -83,7 +90,7 @@ def train_tokenizer(texts: list[str], vocab_size: int, seed: int):
 
 
 def sequence(corpus: Corpus, kind: str, length: int, answer: float, rng: random.Random):
-    """One training sequence of a kind: `needles`, `pairs`, `copy` or `prose`."""
+    """One training sequence of one of `KINDS`."""
     inserted, final = KINDS[kind](corpus.encode, answer, length, rng)
     room = length + 1 - sum(len(p.ids) for p in (*inserted, *final))
     which = 2 if kind == "needles" and rng.random() < 0.1 else rng.randrange(2)
@@ -138,6 +145,17 @@ def _pairs(encode: Callable, answer: float, length: int, rng: random.Random):
     return inserted, final
 
 
+def _symbols(encode: Callable, answer: float, length: int, rng: random.Random):
+    """A fact for every `APART` tokens, keys and values being tokens, and each asked for once."""
+    count = min(length // APART, len(KEYS))
+    facts = list(zip(rng.sample(KEYS, count), rng.choices(VALUES, k=count), strict=True))
+    inserted = [Piece(encode(key + value), FIRST) for key, value in facts]
+    final = []
+    for key, value in rng.sample(facts, count):
+        final += [Piece(encode(key), FIRST), Piece(encode(value), answer)]
+    return inserted, final
+
+
 def _facts(count: int, rng: random.Random) -> list[tuple[str, str]]:
     return [(key, recall.compact_value(rng)) for key in recall.compact_keys(rng, count)]
 
@@ -158,4 +176,10 @@ def _nothing(encode: Callable, answer: float, length: int, rng: random.Random):
     return [], []
 
 
-KINDS = {"needles": _needles, "pairs": _pairs, "copy": _nothing, "prose": _nothing}
+KINDS = {
+    "needles": _needles,
+    "pairs": _pairs,
+    "symbols": _symbols,
+    "copy": _nothing,
+    "prose": _nothing,
+}

@@ -112,12 +112,11 @@ def cost(bones: Skeleton, covered: Mapping[str, int], config: CachingConfig, len
     logarithmic = config.preset.segmentation == "logarithmic"
     held = closed.bit_length() if logarithmic else closed
     read = min(config.top_k, held) if config.preset.aggregator == "ssc" else held
-    width = load("routers", config.router).width
     states = scores = numbers = 0
     for mixer in bones.mixers:
         heads = covered[mixer.name]
         states += heads * mixer.cached
-        scores += heads * width(mixer.keys)
+        scores += heads * _summary(mixer, config)
         numbers += mixer.heads * (mixer.keys + mixer.values) * length
     return Cost(
         config.variant,
@@ -132,8 +131,14 @@ def cost(bones: Skeleton, covered: Mapping[str, int], config: CachingConfig, len
 
 def segment_bytes(mixer: Mixer, heads: int, config: CachingConfig) -> int:
     """Bytes that one closed segment of `heads` heads of a mixer takes."""
-    summary = load("routers", config.router).width(mixer.keys)
-    return heads * (mixer.cached + summary) * FLOAT
+    return heads * (mixer.cached + _summary(mixer, config)) * FLOAT
+
+
+def _summary(mixer: Mixer, config: CachingConfig) -> int:
+    """Numbers that a router keeps of a segment and head."""
+    router = load("routers", config.router)
+    few = config.directions if router.UNIT else 0
+    return router.width(min(few or mixer.keys, mixer.keys))
 
 
 def of_networks(bones: Skeleton, config: CachingConfig) -> list[str]:

@@ -11,6 +11,7 @@ from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from mcretrofit.errors import RetrofitError
+from mcretrofit.models._attention import Attention, fields
 from mcretrofit.models._blocks import GatedMLP, RMSNorm
 from mcretrofit.models._state import Context, RecurrentCache
 from mcretrofit.registry import load
@@ -49,7 +50,9 @@ class Block(nn.Module):
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
         self.attn_norm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.attn = load("models", config.family).Mixer(config, layer)
+        attention = fields(config)
+        listed = attention is not None and layer in attention.layers
+        self.attn = (Attention if listed else load("models", config.family).Mixer)(config, layer)
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = GatedMLP(config)
 
@@ -91,9 +94,12 @@ class DecoderForCausalLM(PreTrainedModel, GenerationMixin):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__(config)
-        for unsupported in ("attn", "attnres_block_size"):
-            if getattr(config, unsupported):
-                raise RetrofitError(f"config: {unsupported} is set; such hybrids are not supported")
+        refused = ["attnres_block_size"]
+        # attention stands in a norm-mixer-norm-MLP block
+        refused += ["attn"] if hasattr(load("models", config.family), "Block") else []
+        for name in refused:
+            if getattr(config, name):
+                raise RetrofitError(f"config: {name} is set; {config.family} has no such hybrids")
         self.model = Decoder(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()

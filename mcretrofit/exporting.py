@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
-from mcretrofit._bundle import ENTRIES, bundle
+from mcretrofit._bundle import ENTRIES, bundle, native_bundle
 from mcretrofit._shards import Stored, stored, write_weights
 from mcretrofit.atomic import write_atomic_folder
 from mcretrofit.checkpoint import Checkpoint
@@ -31,6 +32,7 @@ CARRIED = (
     *("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja"),
     *("rwkv_vocab*.txt", "generation_config.json"),
 )
+_CACHING = ("caching", "covers")
 _SIZES = {"heads": list, "total": int, "keys": int, "whiten": bool, "gate": bool}
 _CARD = """---
 library_name: transformers
@@ -63,16 +65,15 @@ def export(
     the dtype that the checkpoint has them in, or take `dtype`; decays and `*.mc.*` are float32.
     `sources` are paths that `force` must not overwrite. Raises `RetrofitError`.
     """
-    if not isinstance(model, DecoderForCausalLM):
+    if not isinstance(model, PreTrainedModel):
         raise RetrofitError(
-            f"{type(model).__name__} is transformers' own class and cannot be exported yet: "
-            "keep its base folder and the wrapped one"
+            f"{type(model).__name__} is no model of transformers: nothing to export"
         )
     if dtype is not None and dtype not in DTYPE_NAMES:
         raise unknown("dtype", dtype, DTYPE_NAMES)
     if tensors is None:
         tensors = stored(model, checkpoint, None if dtype is None else getattr(torch, dtype))
-    code, config = bundle(_plugs(model)), _config(model, tensors)
+    code, config = _code(model), _config(model, tensors, checkpoint)
     beside = carried(checkpoint)
     clash = sorted(code.keys() & beside.keys())
     if clash:
@@ -108,7 +109,7 @@ def described(model: nn.Module) -> dict[str, Any]:
 
 def restore_(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Wrap a model read from an exported folder as the folder says, gate tensors included."""
-    from mcretrofit.exported.modeling_mcretrofit import attach_
+    from mcretrofit.exported.attaching import attach_
 
     covers = checkpoint.config.get("covers") or {}
     check_covers(covers, checkpoint)
@@ -151,32 +152,51 @@ def _cover(plan: Plan) -> dict[str, Any]:
     return {**sizes, "whiten": gate.whiten is not None, "gate": gate.weight is not None}
 
 
-def _plugs(model: DecoderForCausalLM) -> dict[str, tuple[str, ...]]:
+def _code(model: PreTrainedModel) -> dict[str, str]:
+    """The modeling code, by file name; a bare model of transformers' own class needs none."""
+    if isinstance(model, DecoderForCausalLM):
+        return bundle(_plugs(model, model.config.family))
+    if not plans(model):
+        return {}
+    return native_bundle(_plugs(model), type(model).__name__, model.config.model_type)
+
+
+def _plugs(model: PreTrainedModel, *families: str) -> dict[str, tuple[str, ...]]:
     """The modules of each folder that this very model needs."""
     found = list(plans(model).values())
     return {
-        "models": (model.config.family,),
+        "models": families,
         "ops": tuple(sorted({one.op.__name__.rpartition(".")[2] for one in mixers(model)})),
         "routers": tuple(sorted({plan.config.router for plan in found})),
         "aggregators": tuple(sorted({plan.config.preset.aggregator for plan in found})),
     }
 
 
-def _config(model: DecoderForCausalLM, tensors: Mapping[str, Stored]) -> str:
-    fields = model.config.to_dict()
-    fields.pop("_name_or_path", None)
+def _config(
+    model: PreTrainedModel, tensors: Mapping[str, Stored], checkpoint: Checkpoint | None
+) -> str:
+    ours = isinstance(model, DecoderForCausalLM)
+    fields = _fields(model, None if ours else checkpoint)
     configuration, modeling = (name.rpartition(".")[2] for name in ENTRIES)
     most = max({one.dtype for one in tensors.values()}, key=lambda d: _bytes(tensors, d))
-    fields |= {
-        "architectures": ["DecoderForCausalLM"],
-        "auto_map": {
-            "AutoConfig": f"{configuration}.DecoderConfig",
-            "AutoModelForCausalLM": f"{modeling}.DecoderForCausalLM",
-        },
-        "dtype": str(most).removeprefix("torch."),
-        **described(model),
-    }
+    name = "DecoderForCausalLM" if ours else type(model).__name__
+    auto = {"AutoModelForCausalLM": f"{modeling}.{name}"}
+    if ours:
+        auto["AutoConfig"] = f"{configuration}.DecoderConfig"
+    fields |= {"architectures": [name], "dtype": str(most).removeprefix("torch.")}
+    if ours or plans(model):
+        fields |= {"auto_map": auto, **described(model)}
     return json.dumps(fields, indent=2, sort_keys=True) + "\n"
+
+
+def _fields(model: PreTrainedModel, checkpoint: Checkpoint | None) -> dict[str, Any]:
+    """The configuration, as the checkpoint's file has it where there is one."""
+    if checkpoint is not None:
+        known = checkpoint.config
+        return {k: v for k, v in known.items() if k not in ("auto_map", "torch_dtype", *_CACHING)}
+    fields = json.loads(model.config.to_json_string(use_diff=False))
+    fields.pop("_name_or_path", None)
+    return fields
 
 
 def _bytes(tensors: Mapping[str, Stored], dtype: torch.dtype) -> int:
@@ -205,7 +225,8 @@ def _strings(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
-def _plain_card(model: DecoderForCausalLM) -> str:
+def _plain_card(model: PreTrainedModel) -> str:
     wrapped = next(iter(plans(model).values()), None)
     what = "no caching" if wrapped is None else f"Memory Caching ({wrapped.config.variant})"
-    return _CARD.format(family=model.config.family, what=what)
+    family = getattr(model.config, "family", model.config.model_type)
+    return _CARD.format(family=family, what=what)

@@ -11,10 +11,10 @@ from torch import nn
 from mcretrofit import registry
 from mcretrofit.decoder import DecoderConfig, DecoderForCausalLM
 from mcretrofit.errors import RetrofitError, unknown
-from mcretrofit.models._infer import Shapes, candidates, common, marked
-from mcretrofit.models._layout import Layout, Part
+from mcretrofit.hosted import check_layers, load_host, misfit
+from mcretrofit.models._infer import candidates, common, marked
+from mcretrofit.models._layout import Layout, Part, unfused
 from mcretrofit.models._match import match
-from mcretrofit.models._native import native_class
 from mcretrofit.rawfile import show
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def load_model(
         dtype = _DTYPES[dtype]
     found = _family(checkpoint)
     if found is None:
-        return _native(checkpoint, dtype, device)
+        return load_host(checkpoint, dtype, device)
     family, layout = found
     model = empty(checkpoint, family, layout)
     slots = _slots(model)
@@ -61,7 +61,7 @@ def load_model(
 def empty(checkpoint: Checkpoint, family: str, layout: Layout) -> DecoderForCausalLM:
     """The model on the meta device; RetrofitError where no model is as the configuration says."""
     fields = {k: v for k, v in layout.config.items() if k not in _NOT_FIELDS}
-    _check_layers(checkpoint, fields)
+    check_layers(checkpoint, fields)
     try:
         with torch.device("meta"):
             return DecoderForCausalLM(DecoderConfig(family, **fields))
@@ -69,7 +69,7 @@ def empty(checkpoint: Checkpoint, family: str, layout: Layout) -> DecoderForCaus
         raise
     # a field of a wrong type or size fails wherever it is first used, in any way
     except Exception as error:
-        raise _misfit(checkpoint, family, error) from error
+        raise misfit(checkpoint, family, error) from error
 
 
 def wanted(
@@ -88,20 +88,6 @@ def _tied(slots: dict[str, list[str]]) -> dict[str, str]:
     return {name: first for first, names in slots.items() for name in names if name != first}
 
 
-def _check_layers(checkpoint: Checkpoint, fields: dict[str, Any]) -> None:
-    layers, held = fields.get("num_hidden_layers"), len(checkpoint.names())
-    # before they are built: each layer has a tensor of its own
-    if isinstance(layers, int) and not 0 < layers <= held:
-        raise RetrofitError(
-            f"{checkpoint.path}: config.json says {layers} layers, but there are {held} tensors"
-        )
-
-
-def _misfit(checkpoint: Checkpoint, kind: str, error: Exception) -> RetrofitError:
-    reason = show(next(iter(str(error).splitlines()), "") or type(error).__name__)
-    return RetrofitError(f"{checkpoint.path}: its config.json describes no {kind} model: {reason}")
-
-
 def _family(checkpoint: Checkpoint) -> tuple[str, Layout] | None:
     """The family's name and where its tensors lie; None for a model type that is not ours."""
     config = checkpoint.config
@@ -116,32 +102,45 @@ def _family(checkpoint: Checkpoint) -> tuple[str, Layout] | None:
         layout = module.from_layout(shapes, config) if hasattr(module, "from_layout") else None
         if layout is not None:
             return name, layout
-    parts = {name: Part(name, tuple(shape)) for name, shape in shapes.items()}
+    parts = unfused(shapes)
     if kind is None:
-        family, inferred = _inferred(checkpoint, shapes)
+        family, inferred = _inferred(checkpoint, parts)
         return family, Layout({**inferred, **config}, parts)
     return next(((name, Layout(config, parts)) for name in fits), None)
 
 
-def _inferred(checkpoint: Checkpoint, shapes: Shapes) -> tuple[str, dict[str, Any]]:
-    """Family and configuration of tensors in the FLA format; what they leave open is an error."""
+def _inferred(checkpoint: Checkpoint, parts: dict[str, Part]) -> tuple[str, dict[str, Any]]:
+    """Family and configuration of tensors in the FLA format; what they leave open is an error.
+
+    Fields that a config.json without a model_type does name decide among what is open.
+    """
+    shapes = {name: part.shape for name, part in parts.items()}
     fields, families = common(shapes), marked(shapes)
+    given = checkpoint.config
     fits: list[tuple[str, dict[str, Any]]] = []
     for family in families if fields is not None else ():
         for one in candidates(family, shapes, fields):
+            if any(one.get(name, value) != value for name, value in given.items()):
+                continue
             with suppress(RetrofitError):
                 model = empty(checkpoint, family, Layout(one, {}))
-                parts = {name: Part(name, tuple(shape)) for name, shape in shapes.items()}
                 wanted(checkpoint, model, Layout(one, parts))
                 fits.append((family, one))
     if len(fits) == 1:
         return fits[0]
-    names = {name for _, one in fits for name in one if one[name] != fits[0][1][name]}
-    missing = ", ".join(sorted(names)) if fits else "its model_type and the fields of its family"
     raise RetrofitError(
         f"{checkpoint.path}: no config.json names its model_type, and its tensors do not tell "
-        f"{missing}; say which config: --config config.json"
+        f"{_open(fits)}; say which config: --config config.json"
     )
+
+
+def _open(fits: list[tuple[str, dict[str, Any]]]) -> str:
+    """The fields in which the configurations that fit differ."""
+    if len({family for family, _ in fits}) != 1:
+        return "its model_type and the fields of its family"
+    first = fits[0][1]
+    names = {n for _, one in fits for n in one.keys() | first if one.get(n) != first.get(n)}
+    return f"{', '.join(sorted(names))} of a {fits[0][0]} model"
 
 
 class _Shapes(NamedTuple):
@@ -202,31 +201,3 @@ def _with_generation(model: PreTrainedModel, checkpoint: Checkpoint) -> PreTrain
 
         model.generation_config = GenerationConfig.from_pretrained(checkpoint.folder)
     return model
-
-
-def _native(checkpoint: Checkpoint, dtype: torch.dtype | None, device: str) -> PreTrainedModel:
-    """transformers' own class from the folder; a tensor it would have made up is an error."""
-    found = native_class(checkpoint.config["model_type"])
-    if checkpoint.folder is None:
-        raise RetrofitError(
-            f"{checkpoint.path}: this model type is loaded from a folder with its config.json"
-        )
-    if dtype is None:
-        half = any(checkpoint.dtype(name) in ("BF16", "F16") for name in checkpoint.names())
-        dtype = torch.float32 if half and torch.device(device).type == "cpu" else "auto"
-    _check_layers(checkpoint, checkpoint.config)
-    try:
-        model, report = found.from_pretrained(
-            checkpoint.folder, dtype=dtype, local_files_only=True, output_loading_info=True
-        )
-    except Exception as error:
-        raise _misfit(checkpoint, checkpoint.config["model_type"], error) from error
-    for fault in ("missing_keys", "mismatched_keys"):
-        names = sorted(map(str, report[fault]))
-        if names:
-            what = f"{len(names)} {fault.replace('_', ' ')} ({', '.join(names[:3])})"
-            raise RetrofitError(f"{checkpoint.path} does not fit the model: {what}")
-    for name, parameter in model.named_parameters():
-        if not bool(parameter.isfinite().all()):
-            raise RetrofitError(f"{checkpoint.path}: tensor '{name}' has values NaN or infinite")
-    return model.to(device).eval()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy, deepcopy
 from functools import cached_property
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,6 +48,12 @@ class Plan:
                 f"memory; take --init {take}"
             )
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Plan:
+        """A copied model's own: modules are shared, the gate is the copy."""
+        made = memo[id(self)] = copy(self)
+        made.gate = deepcopy(self.gate, memo)
+        return made
+
     @cached_property
     def all_heads(self) -> bool:
         return self.gate.heads == list(range(self.total))
@@ -83,6 +91,16 @@ class Plan:
     def near(self) -> int:
         """How many tokens before each stand too near to be called the open segment's memory."""
         return min(NEAR, self.config.segment // 4)
+
+    @property
+    def directions(self) -> int:
+        """How many directions questions and keys are compared along; 0 for all."""
+        return self.config.directions if self.router.UNIT else 0
+
+    def part(self, places: Tensor) -> Tensor | None:
+        """Which part of its segment holds each token of `places [B, T]`, for a router that asks."""
+        count, segment = getattr(self.router, "PARTS", 0), self.config.segment
+        return places % segment * count // segment if count else None
 
     def start(self, batch: int, device: torch.device) -> SegmentCache:
         """An empty cache of this plan's kind."""

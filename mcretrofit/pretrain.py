@@ -7,102 +7,99 @@ A run folder holds everything to go on after a kill: `leg-N.pt` (weights and opt
 from __future__ import annotations
 
 import json
-import math
-import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from mcretrofit.checkpoint import Checkpoint, open_checkpoint
-from mcretrofit.corpus import Corpus, corpus, read_text, sequence, train_tokenizer
+from mcretrofit.corpus import corpus, read_text, train_tokenizer
 from mcretrofit.decoder import DecoderConfig, DecoderForCausalLM
-from mcretrofit.errors import RetrofitError
+from mcretrofit.errors import RetrofitError, UsageError
+from mcretrofit.ranks import World, joined, own_device
 from mcretrofit.recipe import Recipe
+from mcretrofit.steps import train
 from mcretrofit.together import attach_, write_gates
 
 
-def batch(data: Corpus, recipe: Recipe, step: int) -> tuple[Tensor, Tensor]:
-    """The ids `[B, length + 1]` and loss weights `[B, length]` of a step."""
-    rng = random.Random(recipe.seed * 1_000_003 + step)
-    count, length = recipe.shape(step)
-    kinds = rng.choices(list(recipe.mix), list(recipe.mix.values()), k=count)
-    rows = [sequence(data, k, length, recipe.answer_weight, rng) for k in kinds]
-    return torch.tensor([r[0] for r in rows]), torch.tensor([r[1] for r in rows])
-
-
-def losses(
-    model: DecoderForCausalLM, ids: Tensor, weights: Tensor
-) -> tuple[Tensor, dict[str, float]]:
-    """The weighted loss, and prose loss and answer accuracy (share of answer tokens) for the log."""
-    logits = model(ids[:, :-1], use_cache=False).logits
-    each = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view_as(
-        weights
-    )
-    loss = (each * weights).sum() / weights.sum()
-    asked = weights > 1
-    right = (
-        (logits.argmax(-1) == ids[:, 1:])[asked].float().mean().item() if asked.any() else math.nan
-    )
-    return loss, {"loss": loss.item(), "prose": each[weights == 1].mean().item(), "answers": right}
-
-
-def rate(step: int, recipe: Recipe) -> float:
-    """Learning rate: linear warm-up, then a cosine to a twentieth."""
-    if step < recipe.warmup:
-        return recipe.lr * (step + 1) / recipe.warmup
-    done = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
-    return recipe.lr * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
-
-
-def optimiser(model: DecoderForCausalLM, recipe: Recipe) -> torch.optim.Optimizer:
-    """AdamW; norms, biases, gates and convolutions are not decayed."""
-    matrices = [p for p in model.parameters() if p.dim() == 2]
-    others = [p for p in model.parameters() if p.dim() != 2]
-    groups = [
-        {"params": matrices, "weight_decay": recipe.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=recipe.lr, betas=(0.9, 0.95))
-
-
 def pretrain(
-    recipe: Recipe, run: Path, tick: Callable[[int, dict], None] = lambda *_: None
+    recipe: Recipe,
+    run: Path,
+    tick: Callable[[int, dict], None] = lambda *_: None,
+    device: str = "cpu",
 ) -> Path:
     """Train, resuming from `run` where it was stopped; returns the checkpoint folder `run/model`.
 
-    With caching in the recipe, `run/model` is the base and the folder returned the wrapped one.
+    With caching in the recipe, `run/model` is the base and the folder returned the wrapped one. Under
+    a launcher such as torchrun every process takes its share of each batch, and the first one writes.
     """
     from tokenizers import Tokenizer
 
-    run.mkdir(parents=True, exist_ok=True)
-    texts = read_text(recipe.text)
+    with joined(device) as world:
+        if recipe.batch % world.size:
+            raise UsageError(
+                f"recipe: batch {recipe.batch} is not shared by {world.size} processes"
+            )
+        run.mkdir(parents=True, exist_ok=True)
+        texts = read_text(recipe.text)
+        begun = None if recipe.start is None else open_checkpoint(recipe.start)
+        _tokenizer(recipe, texts, run, begun, world)
+        tokenizer = Tokenizer.from_file(str(run / "tokenizer.json"))
+        data = corpus(texts, lambda text: tokenizer.encode(text).ids)
+        model = fresh(recipe)
+        if begun is not None:
+            begin_(model, begun)
+        model.to(own_device(device))
+        if recipe.cached is not None:
+            attach_(model, recipe.cached)
+        for number, leg in enumerate(recipe.legs()):
+            train(model, leg, data, run / f"leg-{number}.pt", tick, world)
+        made = run / ("model" if recipe.cached is None else "wrapped")
+        if world.first:
+            base = save(model, recipe, run)
+            if recipe.cached is not None:
+                write_gates(model, recipe.cached, base, made)
+        world.wait()
+    return made
+
+
+def _tokenizer(
+    recipe: Recipe, texts: list[str], run: Path, begun: Checkpoint | None, world: World
+) -> None:
+    """`run/tokenizer.json`: that of the checkpoint to begin with, or one of the texts' own."""
     kept = run / "tokenizer.json"
-    begun = None if recipe.start is None else open_checkpoint(recipe.start)
-    if begun is not None:
+    if world.first and begun is not None:
         kept.write_bytes((begun.folder / "tokenizer.json").read_bytes())
-    elif not kept.exists():
-        train_tokenizer(texts, recipe.vocab_size, recipe.seed).save(str(kept))
-    tokenizer = Tokenizer.from_file(str(kept))
-    data = corpus(texts, lambda text: tokenizer.encode(text).ids)
+    elif world.first and not kept.exists():
+        symbols = "symbols" in recipe.mix
+        train_tokenizer(texts, recipe.vocab_size, recipe.seed, symbols).save(str(kept))
+    world.wait()
+
+
+def fresh(recipe: Recipe) -> DecoderForCausalLM:
+    """The recipe's model with the weights that its seed gives."""
     torch.manual_seed(recipe.seed)
     config = DecoderConfig(
         recipe.family, vocab_size=recipe.vocab_size, tie_word_embeddings=True, **recipe.model
     )
     model = DecoderForCausalLM(config).start()
-    if begun is not None:
-        begin_(model, begun)
-    if recipe.cached is not None:
-        attach_(model, recipe.cached)
-    for number, leg in enumerate(recipe.legs()):
-        _train(model, leg, data, run, run / f"leg-{number}.pt", tick)
-    base = save(model, recipe, run)
-    if recipe.cached is None:
-        return base
-    return write_gates(model, recipe.cached, base, run / "wrapped")
+    for block in model.model.layers if recipe.shifted else ():
+        shift_(block.attn, float(recipe.shifted))
+    return model
+
+
+@torch.no_grad()
+def shift_(mixer: torch.nn.Module, longer: float = 1.0) -> None:
+    """A token begins by asking for what came after itself: keys are queries of the token before.
+
+    Nothing else is decided, but the search for this takes most of a short training.
+    """
+    asks, keeps = mixer.q_proj, mixer.k_proj
+    if asks.weight.shape == keeps.weight.shape:
+        asks.load_state_dict(keeps.state_dict())
+    for name, late, weight in (("q_conv1d", 0, 1.0), ("k_conv1d", 1, 1.0), ("v_conv1d", 0, longer)):
+        taps = getattr(mixer, name).weight.zero_()
+        taps[..., -1 - late] = weight
 
 
 def begin_(model: DecoderForCausalLM, checkpoint: Checkpoint) -> list[str]:
@@ -120,40 +117,6 @@ def begin_(model: DecoderForCausalLM, checkpoint: Checkpoint) -> list[str]:
     for name, home in homes.items():
         home.copy_(checkpoint.read(name))
     return list(homes)
-
-
-def _train(
-    model: DecoderForCausalLM,
-    recipe: Recipe,
-    data: Corpus,
-    run: Path,
-    kept: Path,
-    tick: Callable[[int, dict], None],
-) -> None:
-    """One leg, from where `kept` left it, every 50 steps."""
-    adam = optimiser(model, recipe)
-    step = _resume(kept, recipe, model, adam)
-    started = time.monotonic()
-    while step < recipe.last:
-        for group in adam.param_groups:
-            group["lr"] = rate(step, recipe)
-        loss, row = losses(model, *batch(data, recipe, step))
-        adam.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        adam.step()
-        step += 1
-        row = {
-            "leg": kept.stem,
-            "step": step,
-            **row,
-            "seconds": round(time.monotonic() - started, 1),
-        }
-        with (run / "log.jsonl").open("a", encoding="utf-8") as log:
-            log.write(json.dumps(row) + "\n")
-        tick(step, row)
-        if step % 50 == 0 or step == recipe.last:
-            _keep(kept, recipe, model, adam, step)
 
 
 def save(model: DecoderForCausalLM, recipe: Recipe, run: Path) -> Path:
@@ -181,33 +144,3 @@ def save(model: DecoderForCausalLM, recipe: Recipe, run: Path) -> Path:
         special = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
         (folder / "tokenizer_config.json").write_text(json.dumps(special, indent=2) + "\n")
     return run / "model"
-
-
-def _keep(
-    kept: Path, recipe: Recipe, model: torch.nn.Module, adam: torch.optim.Optimizer, step: int
-) -> None:
-    partial = kept.with_suffix(".part")
-    state = {"step": step, "model": model.state_dict(), "adam": adam.state_dict()}
-    torch.save({**state, "recipe": _written(recipe)}, partial)
-    partial.replace(kept)
-
-
-def _written(recipe: Recipe) -> str:
-    """The recipe of a run, as it was written before there was caching where there is none."""
-    fields = dict(vars(recipe))
-    if recipe.caching is None:
-        del fields["caching"]
-    return json.dumps(fields, sort_keys=True)
-
-
-def _resume(kept: Path, recipe: Recipe, model: torch.nn.Module, adam: torch.optim.Optimizer) -> int:
-    if not kept.exists():
-        return 0
-    state = torch.load(kept, weights_only=True)
-    if state["recipe"] != _written(recipe):
-        raise RetrofitError(
-            f"{kept.parent}: was started with another recipe; give another --out or delete it"
-        )
-    model.load_state_dict(state["model"])
-    adam.load_state_dict(state["adam"])
-    return state["step"]

@@ -94,7 +94,8 @@ def _merged(
         asked = asked._replace(online=torch.where(here, merged, asked.online))
     before = torch.where(here, bank.summaries[rows, newest][:, None], opened.before)
     keys = opened.keys.masked_fill(here, 0)
-    return asked, Opened(keys, opened.valid & ~closing[:, None], before, 1, opened.places)
+    valid = opened.valid & ~closing[:, None]
+    return asked, Opened(keys, valid, before, 1, opened.places, part=opened.part)
 
 
 def _logits(plan: Plan, bank: Bank, asked: Asked, opened: Opened) -> tuple[Tensor, Tensor]:

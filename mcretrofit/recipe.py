@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,6 +14,10 @@ from mcretrofit.errors import RetrofitError, UsageError
 SCRATCH = {"variant": "grm", "router": "mean", "init": "reset", "gate": True}
 # settings that stand for measurements of a trained model
 UNMEASURED = {"heads": "all", "rule": "plain", "whiten": False}
+DTYPES = ("fp32", "bf16")
+# what a recipe can say that runs begun before it could have not written down
+LATER = {"caching": None, "dtype": "fp32", "rows": None, "checkpointing": False, "keep_every": 50}
+LATER |= {"shifted": False}
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,11 @@ class Recipe:
     the first, with a fresh optimiser and learning rate. `stop` ends a leg early on its schedule.
     `start` names a checkpoint with the same tokenizer: its tensors of the same name and shape are where
     training begins, the others are fresh. `caching` are settings of `CachingConfig` that the model is
-    trained with from its first step on, by default with the paper's own choices (`SCRATCH`).
+    trained with from its first step on, by default with the paper's own choices (`SCRATCH`). `dtype` bf16
+    computes under autocast, `rows` is how many sequences go through the model at once (all of them),
+    `checkpointing` computes blocks twice to hold less, `keep_every` counts steps between states on disk.
+    `shifted` begins with keys that are the queries of the token before, so that recall is found sooner,
+    and with values so many times longer than they would be (`true`: as long).
     """
 
     family: str
@@ -45,6 +54,11 @@ class Recipe:
     start: str | None = None
     caching: dict | None = None
     then: dict | None = None
+    dtype: str = "fp32"
+    rows: int | None = None
+    checkpointing: bool = False
+    keep_every: int = 50
+    shifted: float = False
 
     def legs(self) -> list[Recipe]:
         """The recipe of each leg."""
@@ -53,11 +67,13 @@ class Recipe:
         return [first] if self.then is None else [first, from_mapping(Recipe, second, "then")]
 
     def __post_init__(self) -> None:
-        unknown = set(self.mix) - set(KINDS)
-        if unknown:
+        strange = set(self.mix) - set(KINDS)
+        if strange:
             raise RetrofitError(
-                f"recipe: mix has {sorted(unknown)}; known kinds are {sorted(KINDS)}"
+                f"recipe: mix has {sorted(strange)}; known kinds are {sorted(KINDS)}"
             )
+        if self.dtype not in DTYPES:
+            raise UsageError(f"recipe: dtype is {self.dtype!r} (known: {', '.join(DTYPES)})")
         # refused before anything is trained
         _ = self.cached
 
@@ -99,6 +115,11 @@ class Recipe:
 
 def read_recipe(path: Path, **given: object) -> Recipe:
     """The recipe of a YAML file, `given` winning over it."""
+    return from_mapping(Recipe, read_mapping(path, given), str(path))
+
+
+def read_mapping(path: Path, given: Mapping[str, object]) -> dict:
+    """Keys and values of a YAML file, those `given` that are not None winning over it."""
     import yaml
 
     try:
@@ -107,5 +128,6 @@ def read_recipe(path: Path, **given: object) -> Recipe:
         raise RetrofitError(
             f"{path}: not a readable recipe ({str(error).splitlines()[0]})"
         ) from error
-    given = {name: value for name, value in given.items() if value is not None}
-    return from_mapping(Recipe, {**(read or {}), **given}, str(path))
+    if not isinstance(read or {}, dict):
+        raise UsageError(f"{path}: expected keys and values, found {type(read).__name__}")
+    return {**(read or {}), **{name: value for name, value in given.items() if value is not None}}

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mcretrofit._hosts import Published, by_device, nothing
+from mcretrofit._hosts import Calls, Published, by_device, nothing
 from mcretrofit.caching import cached_scan
 from mcretrofit.config import CachingConfig
 from mcretrofit.errors import RetrofitError
@@ -69,7 +69,8 @@ def mixers(model: nn.Module) -> list[Found]:
 def retrofit_(model: nn.Module, config: CachingConfig, covers: Mapping[str, Cover]) -> list[str]:
     """Attach caching in place to the mixers named in `covers`; returns the names that were wrapped.
 
-    Raises `RetrofitError` where the model has no recurrent mixer or a name is not one of them.
+    Raises `RetrofitError` where the model has no recurrent mixer or a name is not one of them; then
+    the model is as it was.
     """
     found = {f.name: f for f in mixers(model)}
     if not found:
@@ -80,10 +81,15 @@ def retrofit_(model: nn.Module, config: CachingConfig, covers: Mapping[str, Cove
             f"no mixer is called {sorted(strange)[0]!r} (they are: {', '.join(found)})"
         )
     wrapped, width = [], model.get_input_embeddings().embedding_dim
-    for name, cover in covers.items():
-        if cover.heads:
-            _attach(found[name], config, cover, width)
-            wrapped.append(name)
+    try:
+        for name, cover in covers.items():
+            if cover.heads:
+                _attach(found[name], config, cover, width)
+                wrapped.append(name)
+    except BaseException:
+        for name in wrapped:
+            _detach(found[name].module)
+        raise
     return wrapped
 
 
@@ -91,8 +97,12 @@ def revert_(model: nn.Module) -> None:
     """Take all caching off: the model is bit for bit what it was."""
     for module in model.modules():
         if isinstance(getattr(module, "mc", None), Gate):
-            del module.mc
-            del module.forward
+            _detach(module)
+
+
+def _detach(module: nn.Module) -> None:
+    del module.mc
+    del module.forward
 
 
 @contextmanager
@@ -162,15 +172,14 @@ def _attach(found: Found, config: CachingConfig, cover: Cover, width: int) -> No
     for name in ("mask", "mean", "std", "whiten"):
         if getattr(cover, name) is not None:
             getattr(gate, name).copy_(getattr(cover, name))
-    plan = Plan(config, gate, found.op.MEMORY, cover.total)
-    _bind(found, _caching(found.op, plan))
-    gate.plan = plan
+    gate.plan = Plan(config, gate, found.op.MEMORY, cover.total)
+    _bind(found, _caching(found.op))
     device = next(found.module.parameters()).device
     # a skeleton's gates are real: their values are what an export writes
     found.module.mc = gate if device.type == "meta" else gate.to(device)
 
 
-def _caching(op: ModuleType, plan: Plan) -> Callable:
+def _caching(op: ModuleType) -> Callable:
     def run(
         host: Published,
         *args: Tensor,
@@ -180,6 +189,8 @@ def _caching(op: ModuleType, plan: Plan) -> Callable:
         valid: Tensor | None = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
+        # its own, so that a copy of the model reads by its own gate
+        plan = host.module.mc.plan
         valid = host.valid if valid is None else valid
         streams = silence(op.streams(*args, **options), valid)
         state = to_state(initial_state, streams, state_v_first, plan.memory)
@@ -204,10 +215,10 @@ def _bind(found: Found, run: Callable) -> None:
     """Give the instance a forward whose op names resolve to `run(published, ...)`."""
     function = inspect.unwrap(type(found.module).forward)
     signature = inspect.signature(function)
-    host: list[Published] = []
+    host = Calls()
 
     def op(*args: Any, **kwargs: Any) -> Any:
-        return run(host[-1], *args, **kwargs)
+        return run(host.made[-1], *args, **kwargs)
 
     private = {**function.__globals__, **by_device(function)}
     private |= {name: entry(found.op, name, op) for name in found.calls}
@@ -218,11 +229,11 @@ def _bind(found: Found, run: Callable) -> None:
     rebuilt.__kwdefaults__ = function.__kwdefaults__
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        host.append(Published(self, signature.bind(self, *args, **kwargs).arguments))
+        host.made.append(Published(self, signature.bind(self, *args, **kwargs).arguments))
         try:
             return rebuilt(self, *args, **kwargs)
         finally:
-            host.pop()
+            host.made.pop()
 
     found.module.forward = MethodType(forward, found.module)
 

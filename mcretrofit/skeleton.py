@@ -11,9 +11,9 @@ from mcretrofit import loading
 from mcretrofit.checkpoint import Checkpoint
 from mcretrofit.decoder import DecoderForCausalLM
 from mcretrofit.errors import RetrofitError
+from mcretrofit.hosted import host_skeleton
 from mcretrofit.memories import Streams
 from mcretrofit.memories._scan import sizes
-from mcretrofit.models._native import native_class
 from mcretrofit.retrofit import listening, mixers, shapes
 
 if TYPE_CHECKING:
@@ -56,7 +56,10 @@ def skeleton(checkpoint: Checkpoint) -> Skeleton:
     for tensors: their names change on the way into the class.
     """
     found = loading._family(checkpoint)
-    family, model = _native(checkpoint) if found is None else _ours(checkpoint, *found)
+    if found is None:
+        family, model = checkpoint.config["model_type"], host_skeleton(checkpoint)
+    else:
+        family, model = _ours(checkpoint, *found)
     if not mixers(model):
         raise RetrofitError(f"{checkpoint.path}: {family} has no recurrent mixer to retrofit")
     made = [Mixer(name, *size) for name, size in (shapes if found else _alone)(model).items()]
@@ -76,23 +79,6 @@ def _ours(
     model = loading.empty(checkpoint, family, layout).eval()
     loading.wanted(checkpoint, model, layout, (ADDED,))
     return family, model
-
-
-def _native(checkpoint: Checkpoint) -> tuple[str, PreTrainedModel]:
-    kind = checkpoint.config["model_type"]
-    found = native_class(kind)
-    if checkpoint.folder is None:
-        raise RetrofitError(
-            f"{checkpoint.path}: this model type is read from a folder with its config.json"
-        )
-    # from its file: read by itself, infinity would be a dictionary
-    loading._check_layers(checkpoint, checkpoint.config)
-    try:
-        config = found.config_class.from_pretrained(checkpoint.folder, local_files_only=True)
-        with torch.device("meta"):
-            return kind, found(config).eval()
-    except Exception as error:
-        raise loading._misfit(checkpoint, kind, error) from error
 
 
 def _alone(model: PreTrainedModel) -> dict[str, tuple[int, int, int, int, int]]:

@@ -90,15 +90,17 @@ def hub_tokenizer(name: str) -> Path:
 
 def _fetched(text: str, files: list[str]) -> Path:
     name, _, revision = text.partition("@")
-    try:
-        from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, errors, snapshot_download
 
+    try:
         folder = snapshot_download(
             name, revision=revision or None, allow_patterns=files, ignore_patterns=["*/*"]
         )
     except Exception as error:
         # whatever the network stack raises, the user needs one line
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        if isinstance(error, errors.LocalEntryNotFoundError) and constants.HF_HUB_OFFLINE:
+            reason = "it is not in the hub's cache here, and HF_HUB_OFFLINE is set"
         raise RetrofitError(
             f"no such file or folder: {text}; nor could it be fetched as a hub id: {show(reason)}"
         ) from error

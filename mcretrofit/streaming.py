@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -13,10 +13,14 @@ from mcretrofit._shards import Stored, held, written_dtype
 from mcretrofit.checkpoint import Checkpoint, open_checkpoint
 from mcretrofit.errors import RetrofitError, unknown
 from mcretrofit.exporting import DTYPE_NAMES
-from mcretrofit.models._layout import Part
+from mcretrofit.hosted import host_skeleton
+from mcretrofit.models._layout import Layout, Part
 from mcretrofit.retrofit import retrofit_
 from mcretrofit.tensorfile import DTYPES
 from mcretrofit.wrapped import check_base, is_wrapped, load_gates, read
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _SAME = Part._field_defaults["convert"]
 
@@ -31,27 +35,21 @@ class Streamed(NamedTuple):
 def stream(
     place: str | Path, config: str | Path | None = None, dtype: str | None = None
 ) -> Streamed | None:
-    """A MODEL opened for `export`; None where that takes a live model: a class of transformers',
-    or a wrapped folder that is not calibrated. Raises `RetrofitError` as loading does."""
+    """A MODEL opened for `export`; None where that takes a live model: a wrapped folder that is not
+    calibrated, a folder of transformers' own class that nothing has loaded yet, as its tensors are
+    checked by loading alone. Raises `RetrofitError` as loading does."""
     kept = read(place) if is_wrapped(place) else None
     if kept is not None and kept.covers is None:
         return None
     checkpoint = open_checkpoint(place, config) if kept is None else model.base_of(kept)
-    found = loading._family(checkpoint)
-    if found is None:
-        return None
-    family, layout = found
-    bare = loading.empty(checkpoint, family, layout)
-    names = loading.wanted(checkpoint, bare, layout)
-    tied = loading._tied(loading._slots(bare))
     if dtype is not None and dtype not in DTYPE_NAMES:
         raise unknown("dtype", dtype, DTYPE_NAMES)
     asked = None if dtype is None else getattr(torch, dtype)
-    tensors = {
-        # a tied tensor is written under its first name, whichever is stored
-        tied.get(name, name): _stored(checkpoint, name, layout.parts[name], asked)
-        for name in names
-    }
+    found = loading._family(checkpoint)
+    if found is None and kept is None and checkpoint.config.get("caching") is None:
+        return None
+    opened = _native(checkpoint, asked) if found is None else _ours(checkpoint, *found, asked)
+    bare, tensors = opened
     loaded = model.Loaded(str(place), loading._with_generation(bare, checkpoint), checkpoint)
     if kept is not None:
         check_base(kept, checkpoint)
@@ -65,8 +63,39 @@ def stream(
     return Streamed(loaded, tensors | {name: held(t, torch.float32) for name, t in gates.items()})
 
 
+def _ours(
+    checkpoint: Checkpoint, family: str, layout: Layout, asked: torch.dtype | None
+) -> tuple[PreTrainedModel, dict[str, Stored]]:
+    bare = loading.empty(checkpoint, family, layout)
+    names = loading.wanted(checkpoint, bare, layout)
+    tied = loading._tied(loading._slots(bare))
+    return bare, {
+        # a tied tensor is written under its first name, whichever is stored
+        tied.get(name, name): _stored(checkpoint, name, layout.parts[name], asked)
+        for name in names
+    }
+
+
+def _native(
+    checkpoint: Checkpoint, asked: torch.dtype | None
+) -> tuple[PreTrainedModel, dict[str, Stored]]:
+    """transformers' own class: its tensors stay named and split as they are on disk."""
+    bare = host_skeleton(checkpoint)
+    names = [name for name in checkpoint.names() if ".mc." not in name]
+    parts = {name: Part(name, checkpoint.shape(name)) for name in names}
+    tensors = {name: _stored(checkpoint, name, parts[name], asked) for name in names}
+    if asked is None:
+        # decays too, whatever they are in: the base is to come back bit for bit
+        tensors = {n: t._replace(dtype=_own(checkpoint, n)) for n, t in tensors.items()}
+    return bare, tensors
+
+
+def _own(checkpoint: Checkpoint, name: str) -> torch.dtype:
+    return getattr(torch, DTYPES[checkpoint.dtype(name)][0])
+
+
 def _stored(checkpoint: Checkpoint, name: str, part: Part, asked: torch.dtype | None) -> Stored:
-    own = getattr(torch, DTYPES[checkpoint.dtype(part.stored)][0])
+    own = _own(checkpoint, part.stored)
     if not own.is_floating_point:
         raise RetrofitError(
             f"{checkpoint.path}: tensor '{part.stored}' is {checkpoint.dtype(part.stored)}; "

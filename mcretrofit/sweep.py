@@ -174,7 +174,7 @@ def canonical(config: CachingConfig) -> CachingConfig:
     """The setting with what its variant and router do not look at set to the default."""
     idle = [] if config.preset.aggregator == "ssc" else ["top_k"]
     if not config.routed:
-        idle += ["rule", "margin", "relative", "temperature", "whiten"]
+        idle += ["rule", "margin", "relative", "temperature", "whiten", "directions"]
     default = CachingConfig()
     return config.replace(**{name: getattr(default, name) for name in idle})
 

@@ -37,8 +37,23 @@ class Oracle:
         unit = plan.router.UNIT
         self.keys = gate.unit(self.own.k) if unit else gate.masked(self.own.k)
         self.u = gate.query(self.q, x, unit, plan.router.USES_QUERY)
+        if unit and plan.config.directions:
+            self._narrow(plan.config.directions, x)
         # by instance: a cache over methods would keep every oracle alive
         self.alone = lru_cache(None)(self._alone)
+
+    def _narrow(self, first: int, x: Tensor | None) -> None:
+        """Keys and questions in the first directions alone, each by itself."""
+        gate, router = self.plan.gate, self.plan.router
+        kept, gate.whiten = gate.whiten, None
+        asked = gate.query(self.q, x, True, router.USES_QUERY)
+        gate.whiten = kept
+        count, width = self.mask.shape
+        matrix = torch.eye(width).repeat(count, 1, 1) if kept is None else kept
+        matrix = matrix[:, :, :first].to(asked.dtype)
+        pairs = [(asked[:, :, h] @ m, self.keys[:, :, h] @ m) for h, m in enumerate(matrix)]
+        asked, self.keys = (torch.stack(one, 2) for one in zip(*pairs, strict=True))
+        self.u = asked / asked.norm(dim=-1, keepdim=True)
 
     def out(self) -> Tensor:
         """`[B, T, H, V]`."""
@@ -142,6 +157,19 @@ class Oracle:
         logit = plan.gate.heated(heat) * (surprise - config.margin)
         return torch.where(logit > 0, 4 * torch.tanh(logit / 4) + 0.01 * logit, logit)
 
+    def part(self, a: int, b: int) -> Tensor | None:
+        """In which part of its segment each of the tokens a .. b - 1 lies, `[B, b - a]`."""
+        segment, count = self.plan.config.segment, getattr(self.plan.router, "PARTS", None)
+        if count is None:
+            return None
+        return torch.tensor([[j % segment * count // segment for j in range(a, b)]] * len(self.q))
+
+    def summary(self, a: int, b: int) -> Tensor:
+        """What the router keeps of the tokens a .. b - 1."""
+        keys, part = self.keys[:, None, a:b], self.part(a, b)
+        valid = torch.ones(keys.shape[:3], dtype=torch.bool)
+        return self.plan.router.summarise(keys, valid, *([] if part is None else [part[:, None]]))
+
     def weights(
         self,
         t: int,
@@ -169,9 +197,7 @@ class Oracle:
         plan, config, router = self.plan, self.plan.config, self.plan.router
         start = closed[-1][1]
         cut, length, rows = slice(start, t + 1), t + 1 - start, len(online)
-        parts = [self.keys[:, None, a:b] for a, b in closed]
-        sums = [router.summarise(k, torch.ones(k.shape[:3], dtype=torch.bool)) for k in parts]
-        summaries = torch.cat(sums, 1)
+        summaries = torch.cat([self.summary(a, b) for a, b in closed], 1)
         visible = torch.ones(rows, length, len(closed), dtype=torch.bool)
         index = torch.full((rows, length), t // config.segment)
         number = torch.tensor([[(b - 1) // config.segment for _, b in closed]])
@@ -180,6 +206,7 @@ class Oracle:
         asked = Asked(self.u[:, cut], self.q[:, cut], every)
         valid = torch.ones(rows, length, dtype=torch.bool)
         opened = Opened(self.keys[:, cut], valid, torch.zeros_like(summaries[:, :1]), length)
+        opened = opened._replace(part=self.part(start, t + 1))
         plain = config.rule == "plain"
         scores, own = router.score(asked, bank, opened if plain else None)
         if plain:

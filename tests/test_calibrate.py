@@ -275,6 +275,25 @@ def test_whitened_questions_expect_the_same_of_any_segment():
     assert (spread["whitened"] < 0.1).all() and (spread["raw"] > 3 * spread["whitened"]).all()
 
 
+@pytest.mark.parametrize("whiten", [False, True], ids=["raw", "whitened"])
+def test_few_directions_are_those_that_questions_use_most(whiten):
+    model = made("gated_deltanet")
+    config = CONFIG.replace(heads="all", whiten=whiten)
+    cover, full = (only(calibrate(model, IDS, config.replace(directions=n))) for n in (3, 0))
+    (streams,) = streams_of(model, windows(IDS, SEGMENT))
+    width = streams.k.shape[-1]
+    gate, plain = (Gate(cover.heads, width, whiten=c.whiten is not None) for c in (cover, full))
+    gate.whiten, plain.whiten = cover.whiten, full.whiten
+    q, k = streams.q.float(), streams.k.float()
+    used = gate.along(gate.unit(q), width).square().sum(0)
+    assert (used[:, :-1] >= used[:, 1:] * 0.999).all()
+    scores = [
+        torch.einsum("thk,shk->hts", one.query(q, None, True, True, n), one.key(k, True, n))
+        for one, n in ((gate, width), (plain, 0))
+    ]
+    torch.testing.assert_close(*scores, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("variant", ["ma", "residual"])
 def test_nothing_is_scored_where_scores_do_not_matter(variant):
     found = calibrate(made("retnet"), IDS, CONFIG.replace(variant=variant))

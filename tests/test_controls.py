@@ -116,7 +116,9 @@ def test_no_history_reads_the_open_segment_alone(case):
         # covered channels read the open segment, the others the running state
         q = streams.q.clone()
         q[:, :, -1] = q[:, :, -1] * (1 - gate.mask[0])
-        rest, _ = scan(plan(case).memory, streams._replace(q=q), init_state(streams, plan(case).memory))
+        rest, _ = scan(
+            plan(case).memory, streams._replace(q=q), init_state(streams, plan(case).memory)
+        )
         q = streams.q.clone()
         q[:, :, -1] = q[:, :, -1] * gate.mask[0]
         masked, own = streams._replace(q=q), []

@@ -270,7 +270,7 @@ def test_refusals_leave_everything_as_it_was(tmp_path, monkeypatch):
         export(model, tmp_path / "out", checkpoint=None, force=True, sources=[tmp_path / "out"])
     with pytest.raises(UsageError, match="did you mean 'bfloat16'"):
         export(model, tmp_path / "new", checkpoint=base, dtype="bfloat")
-    with pytest.raises(RetrofitError, match="cannot be exported yet"):
+    with pytest.raises(RetrofitError, match="no model of transformers"):
         export(torch.nn.Linear(2, 2), tmp_path / "new", checkpoint=None)
 
     def full(stored: _shards.Stored) -> bytes:

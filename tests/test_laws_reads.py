@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from lawkit import MEMORIES, SEGMENT, Case, cases, double, example, inputs, plan, read, sound
+from lawkit import KEYS, MEMORIES, SEGMENT, Case, cases, double, example, inputs, plan, read, sound
 from read_oracle import Oracle
 from torch import Tensor
 
@@ -77,6 +77,18 @@ def test_own_writes_equal_the_oracle(memory, variant):
         check_oracle(case, own=False)
         check_pieces(case)
         check_causality(case)
+
+
+@pytest.mark.parametrize("router", ["mean", "moment", "energy"])
+@pytest.mark.parametrize("turned", [False, True], ids=["plain", "turned"])
+@torch.no_grad()
+def test_few_directions_equal_the_oracle(router, turned):
+    for case in cases(2, seed=7, router=router):
+        streams, x = example(case.memory, LENGTH), inputs(LENGTH) if case.gated else None
+        some = plan(case, directions=3)
+        if turned:
+            some.gate.whiten = torch.randn(len(some.gate.heads), KEYS, KEYS)
+        same(read(some, streams, x=x)[0], Oracle(some, streams, x).out(), case)
 
 
 @pytest.mark.parametrize("segment", [1, 2, 5, 16])

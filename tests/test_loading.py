@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
+from cli_helpers import pico
+from huggingface_hub import constants
+from nativehosts import host
 from safetensors.torch import save_file
 from test_families import build, near, tokens
 from test_rwkv7_keys import blinkdl_shapes
 
 from mcretrofit.checkpoint import open_checkpoint
+from mcretrofit.config import CachingConfig
 from mcretrofit.errors import RetrofitError, UsageError
 from mcretrofit.loading import load_model
 from mcretrofit.models._rwkv7_keys import to_blinkdl
@@ -65,7 +70,7 @@ def test_refuses_what_does_not_fit(fault, tmp_path):
 CONFIGS = {
     "typo": ({"model_type": "gal"}, "unknown model_type 'gal'.*gated_deltanet"),
     "attention": ({"model_type": "llama"}, "'llama' has no recurrent mixer"),
-    "hybrid": ({"model_type": "gla", "attn": {"layers": [0]}}, "attn is set"),
+    "hybrid": ({"model_type": "gla", "attn": {"layers": [0]}}, "attn: missing num_heads"),
     "map": ({"model_type": "linear_attn", "feature_map": "hedgehgo"}, "did you mean 'hedgehog'"),
 }
 
@@ -113,3 +118,45 @@ def test_rwkv7_with_its_mixes_in_one_tensor(tmp_path):
         model(tokens(70)).logits,
         0,
     )
+
+
+@torch.no_grad()
+def test_a_hub_id_is_read_from_the_cache_without_a_network(tmp_path, monkeypatch):
+    # as the hub's client lays its cache out: tests run with HF_HUB_OFFLINE=1
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    place = tmp_path / "models--someone--model"
+    snapshot, blobs = place / "snapshots" / ("c0ffee" * 7)[:40], place / "blobs"
+    base = pico(tmp_path / "base")
+    for folder in (snapshot, blobs, place / "refs"):
+        folder.mkdir(parents=True)
+    (place / "refs" / "main").write_text(snapshot.name)
+    for file in base.iterdir():
+        file.rename(blobs / file.name)
+        (snapshot / file.name).symlink_to(Path("../../blobs", file.name))
+    for name in ("someone/model", f"someone/model@{snapshot.name}"):
+        checkpoint = open_checkpoint(name)
+        assert checkpoint.revision == snapshot.name
+        assert load_model(checkpoint)(torch.arange(9)[None]).logits.isfinite().all()
+    with pytest.raises(RetrofitError) as caught:
+        open_checkpoint("someone/absent")
+    assert str(caught.value) == (
+        "no such file or folder: someone/absent; nor could it be fetched as a hub id: it is not in "
+        "the hub's cache here, and HF_HUB_OFFLINE is set"
+    )
+
+
+def test_a_false_config_of_transformers_own_class_allocates_nothing(tmp_path, monkeypatch):
+    host("olmo_hybrid").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    found = type(host("olmo_hybrid"))
+    monkeypatch.setattr(found, "from_pretrained", lambda *_, **__: pytest.fail("was loaded"))
+    for lie in ({"vocab_size": 4_000_000}, {"intermediate_size": 10_000_000}):
+        (tmp_path / "config.json").write_text(json.dumps(config | lie))
+        with pytest.raises(RetrofitError, match="asks for [0-9]+ numbers, its tensors hold"):
+            load_model(open_checkpoint(tmp_path))
+
+
+def test_what_cannot_be_printed_is_shown_quoted():
+    with pytest.raises(UsageError) as caught:
+        CachingConfig(rank="\x00\n")
+    assert str(caught.value) == r"--rank '\x00\n': has to be a whole number of at least 0"

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
 from inspect import unwrap
 from pathlib import Path
 
@@ -14,16 +10,16 @@ import torch
 from fla_reference import CASES
 from safetensors.torch import load_file
 
+from mcretrofit import stock
 from mcretrofit.checkpoint import open_checkpoint
 from mcretrofit.loading import load_model
 from mcretrofit.models._native import torch_fallbacks
 from mcretrofit.ops import gated_delta_rule
 from mcretrofit.ops._call import call
+from mcretrofit.parity import TOLERANCE, compared
 
 shared = Path(__file__).parents[2] / "shared" / "checkpoints"
-absent = [name for name in ("triton", "fla") if not find_spec(name)]
-# two float32 computations of sums of some hundred terms, in different orders
-TOLERANCE = 1e-5
+absent = stock.absent()
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +28,9 @@ def reference(tmp_path_factory):
     if absent:
         pytest.skip(f"{' and '.join(absent)} not installed: nothing to compare with")
     folder = tmp_path_factory.mktemp("fla")
-    script = str(Path(__file__).with_name("fla_reference.py"))
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", script, str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    asked = {**CASES, "nothing": stock.Case("Nothing", 1, {})}
+    faults = {done.name: done.error for done in stock.results(folder, asked) if done.error}
+    assert faults.keys() == {"nothing"} and "NothingConfig" in faults["nothing"], faults
     return folder
 
 
@@ -50,9 +44,7 @@ def test_decoder_equals_stock_fla(case, reference):
     model = load_model(open_checkpoint(reference / case))
     results = load_file(reference / case / "results.safetensors")
     ids = results["ids"]
-    first = model(ids[:, :-1], use_cache=True)
-    near(first.logits, results["logits"])
-    near(model(ids[:, -1:], past_key_values=first.past_key_values).logits, results["step"])
+    assert compared(reference / case) <= TOLERANCE
     near(model(ids).logits[:, -1:], results["step"])
 
 

@@ -15,6 +15,7 @@ from mcretrofit.errors import RetrofitError
 from mcretrofit.loading import load_model
 from mcretrofit.models import neural_memory
 from mcretrofit.models._state import Context, RecurrentCache
+from mcretrofit.parity import titans_pair
 from mcretrofit.tensorfile import write_safetensors
 
 absent = pytest.mark.skipif(
@@ -22,33 +23,12 @@ absent = pytest.mark.skipif(
 )
 
 
-def theirs(**options: object) -> torch.nn.Module:
-    from titans_pytorch import NeuralMemory
-
-    torch.manual_seed(0)
-    given = {"dim": 32, "heads": 2, "dim_head": 16, "chunk_size": 1, "batch_size": 4}
-    memory = NeuralMemory(**{**given, "default_step_transform_max_lr": 0.3, **options})
-    # the package's heads share their storage at first
-    for parameter in memory.memory_model_parameters:
-        parameter.data = parameter.data + torch.randn_like(parameter) * 0.1
-    return memory
-
-
-def ours(memory: torch.nn.Module, **options: object) -> torch.nn.Module:
-    given = {"hidden_size": 32, "heads": 2, "dim_head": 16, "batch_size": 4}
-    given |= {"default_step_transform_max_lr": 0.3, **options}
-    mixer = neural_memory.Mixer(DecoderConfig("neural_memory", **given), 0)
-    state = {n: t for n, t in memory.state_dict().items() if not n.startswith("memory_model.")}
-    mixer.load_state_dict(state)
-    return mixer
-
-
 @absent
 @pytest.mark.parametrize("options", [{}, {"batch_size": 1}, {"momentum": False}, {"heads": 1}])
 def test_the_mixer_is_titans_pytorchs_memory(options):
     given = {**options, "dim_head": 32} if options.get("heads") == 1 else options
-    memory = theirs(**given).double()
-    mixer, x = ours(memory, **given).double(), torch.randn(2, 23, 32).double()
+    memory, mixer = (one.double() for one in titans_pair(**given))
+    x = torch.randn(2, 23, 32).double()
     want, _ = memory(x)
     near(mixer(x, Context(None, torch.arange(23)[None], None)), want, 1e-9)
     grads = [
@@ -78,7 +58,7 @@ def test_checkpoints_with_the_packages_tensors_load(tmp_path):
     model.save_pretrained(tmp_path)
     tensors = dict(model.state_dict())
     for i in range(2):
-        memory = theirs()
+        memory, _ = titans_pair()
         tensors |= {f"model.layers.{i}.attn.{n}": t for n, t in memory.state_dict().items()}
         tensors[f"model.layers.{i}.attn.memory_model.model.weights.0"] = torch.zeros(3)
     (tmp_path / "model.safetensors").unlink()

@@ -7,6 +7,7 @@ import math
 import signal
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -180,16 +181,26 @@ def test_a_killed_run_goes_on_to_the_same_losses(run, place):
     assert all(torch.equal(value, said[1][name]) for name, value in said[0].items())
 
 
+def launcher() -> tuple[str, ...]:
+    """What starts two processes: accelerate, which calls torch's, or torch's own where it is absent."""
+    if find_spec("accelerate") is None:
+        return ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    # its --cpu starts one process alone, whatever their number; --multi_gpu needs no GPU
+    plain = ("--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no")
+    port = ("--main_process_port", "0")
+    return ("accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", *plain, *port)
+
+
 def test_two_processes_see_what_one_does_that_accumulates(run, place):
     more = ("--accumulate", "2", "--steps", "3")
     alone = run("tune", "small.yaml", "--run", "alone", *more)
     assert alone.status == 0, alone
     child = process(
-        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        *("-m", *launcher()),
         *("-m", "mcretrofit", "tune", "small.yaml", "--run-folder", "both", "--out", "two"),
         *("--steps", "3"),
     )
-    out, err = child.communicate(timeout=120)
+    out, err = child.communicate(timeout=300)
     assert child.returncode == 0, err
     assert out.count("trainable") == 1 and out.count("base untouched") == 1
     assert losses(place / "both") == pytest.approx(losses(place / "alone"), rel=1e-4)

@@ -47,6 +47,7 @@ HELP = {
     "own": "Let what the open segment wrote itself win over the past too (rule z, carry_delta).",
     "temperature": "Of the softmax over scores; the rule's own by default.",
     "whiten": "Take the keys' own second moment out of every question.",
+    "directions": "Directions of a question to score by, the most used ones; 0 is all of them.",
     "gate": "Add trainable gates.",
     "rank": "Rank of a gate's matrix, 0 is full.",
 }

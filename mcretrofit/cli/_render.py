@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from mcretrofit.pooling import size as size
+
 WIDE = 200  # columns where stdout is no terminal: a file is never wrapped
 
 
@@ -41,15 +43,6 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) 
     if not console.is_terminal:
         console.width = WIDE
     console.print(made)
-
-
-def size(count: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
-        count /= 1000
-    raise AssertionError(count)
 
 
 def tokens(count: float) -> str:

@@ -56,8 +56,9 @@ def command(
     streamed = stream(place, config, dtype)
     found = streamed.loaded if streamed else load(place, config=config)
     rows = latest(Path(place) / "rows.jsonl")
-    family = getattr(found.model.config, "family", found.model.config.model_type)
-    card = exported_card(name or out.resolve().name, family, found.config, rows)
+    family = getattr(found.model.config, "family", None)
+    kind = family or found.model.config.model_type
+    card = exported_card(name or out.resolve().name, kind, found.config, rows, family is None)
     folder = export(
         found.model,
         out,
@@ -72,7 +73,7 @@ def command(
     files = sorted(p for p in folder.rglob("*") if p.is_file())
     if json:
         wrapped = None if found.config is None else len(found.wrapped)
-        told = {"folder": str(folder), "model": place, "family": family, "wrapped": wrapped}
+        told = {"folder": str(folder), "model": place, "family": kind, "wrapped": wrapped}
         return render.json_row({**told, "files": {p.name: p.stat().st_size for p in files}})
     if found.config is None:
         render.note(f"{place} is not wrapped: exported without caching (`mcretrofit wrap` adds it)")

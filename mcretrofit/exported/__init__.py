@@ -1,1 +1,1 @@
-"""The two files that an exported folder's config.json names; `_bundle.py` flattens them."""
+"""What an exported folder's config.json names: our decoder, or caching mixed into transformers' class."""

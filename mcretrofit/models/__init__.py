@@ -12,4 +12,7 @@ A family is a module with
   `final_norm(config)` with it, `Mixer.start()` for the decays of fresh weights,
   `shared(config) -> {name: parameter}` for what belongs to no layer (in every `context.shared`), and
   `from_layout(shapes, config) -> Layout | None` for other on-disk layouts (`_layout`).
+
+Layers that a config's `attn` lists are softmax attention in every family with an ordinary block
+(`_attention`): hybrids, whose attention caching leaves alone, and transformers, which have nothing else.
 """

@@ -7,6 +7,8 @@ mean the same.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -112,7 +114,6 @@ def gate(projection: nn.Linear, x: Tensor) -> Tensor:
 def spread_(bias: Tensor, fastest: float = 20.0, slowest: float = 5000.0) -> None:
     """Biases of keep gates whose time constants spread evenly in log, in tokens."""
     count = bias.numel()
-    last = torch.tensor(slowest).log()
-    taus = torch.linspace(float(torch.tensor(fastest).log()), float(last), count)
+    taus = torch.linspace(math.log(fastest), math.log(slowest), count)
     with torch.no_grad():
-        bias.copy_(taus if count > 1 else last[None])
+        bias.copy_(taus if count > 1 else torch.full_like(taus, math.log(slowest)))

@@ -32,9 +32,45 @@ def from_layout(shapes: Shapes, config: dict[str, Any]) -> Layout | None:
     """
     if not any(re.fullmatch(r"backbone\.layers\.\d+\.mixer\.dt_bias", name) for name in shapes):
         return None
+    if not config.keys() & {"model_type", "hidden_size", "d_model"}:
+        config = {**_inferred(shapes, config), **config}
     fields = _state_spaces(config) if "d_model" in config else _renamed(config)
     fields["vocab_size"] = next(s[0] for n, s in shapes.items() if "embedding" in n)
     return Layout(fields, {_ours(name): Part(name, tuple(s)) for name, s in shapes.items()})
+
+
+def _inferred(shapes: Shapes, config: dict[str, Any]) -> dict[str, Any]:
+    """What shapes settle: all but into how many groups the keys of all states are divided."""
+    own = {n.split(".", 3)[3]: s for n, s in shapes.items() if n.startswith("backbone.layers.0.")}
+    layers = {n.split(".")[2] for n in shapes if n.startswith("backbone.layers.")}
+    try:
+        (width, inner), count = own["mixer.out_proj.weight"], own["mixer.A_log"][0]
+        mixed, _, kernel = own["mixer.conv1d.weight"]
+        keys = (mixed - inner) // 2
+        groups = _groups(keys, config)
+        return {
+            **{"hidden_size": width, "expand": inner / width, "head_dim": inner // count},
+            **{"n_groups": groups, "state_size": keys // groups, "conv_kernel": kernel},
+            **{"num_hidden_layers": len(layers), "use_bias": "mixer.in_proj.bias" in own},
+            **{"use_conv_bias": "mixer.conv1d.bias" in own, "rmsnorm": "mixer.norm.weight" in own},
+            **{"D_has_hdim": own["mixer.D"][0] != count},
+            "tie_word_embeddings": "lm_head.weight" not in shapes,
+        }
+    except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError) as error:
+        if isinstance(error, RetrofitError):
+            raise
+        raise RetrofitError("no config.json, and the tensors are not a whole Mamba-2's") from error
+
+
+def _groups(keys: int, config: dict[str, Any]) -> int:
+    if "n_groups" in config or keys == 1:
+        return config.get("n_groups", 1)
+    if "state_size" in config:
+        return keys // config["state_size"]
+    raise RetrofitError(
+        "no config.json names a Mamba-2's n_groups and state_size, and its tensors tell their "
+        f"product, {keys}, alone; say one of them: --config config.json"
+    )
 
 
 def _ours(name: str) -> str:

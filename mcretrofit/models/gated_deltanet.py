@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mcretrofit.models._blocks import RMSNorm, ShortConvolution, convolve, heads
+from mcretrofit.models._blocks import heads
+from mcretrofit.models._delta import DeltaMixer
 from mcretrofit.models._state import Context
 from mcretrofit.ops import gated_delta_rule
 from mcretrofit.ops._call import call
@@ -34,48 +33,24 @@ DEFAULTS = {
 chunk_gated_delta_rule = partial(call, gated_delta_rule)
 
 
-class Mixer(nn.Module):
+class Mixer(DeltaMixer):
     """q, k, v through short convolutions, raw gates to the op, a gated norm on the read."""
 
     def __init__(self, config, layer: int) -> None:  # noqa: ANN001
-        super().__init__()
-        self.layer, self.key = layer, config.head_dim
-        self.value = int(config.head_dim * config.expand_v)
+        super().__init__(config, layer)
         self.allow_neg_eigval = config.allow_neg_eigval
-        width, n_k = config.hidden_size, config.num_heads
-        n_v = config.num_v_heads or n_k
-        self.q_proj = nn.Linear(width, n_k * self.key, bias=False)
-        self.k_proj = nn.Linear(width, n_k * self.key, bias=False)
-        self.v_proj = nn.Linear(width, n_v * self.value, bias=False)
-        self.a_proj = nn.Linear(width, n_v, bias=False)
-        self.b_proj = nn.Linear(width, n_v, bias=False)
-        self.A_log = nn.Parameter(torch.zeros(n_v))
-        self.dt_bias = nn.Parameter(torch.zeros(n_v))
+        self.project()
+        self.a_proj = nn.Linear(self.width, self.value_heads, bias=False)
+        self.b_proj = nn.Linear(self.width, self.value_heads, bias=False)
+        self.forget()
         if config.use_short_conv:
-            self.q_conv1d = ShortConvolution(n_k * self.key, config.conv_size)
-            self.k_conv1d = ShortConvolution(n_k * self.key, config.conv_size)
-            self.v_conv1d = ShortConvolution(n_v * self.value, config.conv_size)
-        if config.use_gate:
-            self.g_proj = nn.Linear(width, n_v * self.value, bias=False)
-        self.o_norm = RMSNorm(self.value, config.norm_eps, True, config.output_gate_activation)
-        self.o_proj = nn.Linear(n_v * self.value, width, bias=False)
-
-    def start(self) -> None:
-        """Fresh weights: the heads' decays spread from some 20 to 5,000 tokens."""
-        count = self.dt_bias.numel()
-        steps = torch.logspace(-1.3, -3.7, count) if count > 1 else torch.tensor([1e-3])
-        with torch.no_grad():
-            self.A_log.zero_()
-            self.dt_bias.copy_(steps + torch.log(-torch.expm1(-steps)))
+            self.shorten(config.conv_size)
+        self.finish(config, config.use_gate, config.output_gate_activation)
 
     def forward(self, hidden_states: Tensor, context: Context) -> Tensor:
         """`[B, T, D]` -> `[B, T, D]`."""
         x, state = hidden_states, context.state(self.layer)
-        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        if hasattr(self, "q_conv1d"):
-            q, k, v = convolve(self, (q, k, v), state, context)
-        else:
-            q, k, v = F.silu(q), F.silu(k), F.silu(v)
+        q, k, v = self.streams(x, state, context)
         o, state["recurrent"] = chunk_gated_delta_rule(
             q=heads(q, self.key),
             k=heads(k, self.key),
@@ -92,8 +67,7 @@ class Mixer(nn.Module):
             output_final_state=context.cache is not None,
             valid=context.valid,
         )
-        gate = heads(self.g_proj(x), self.value) if hasattr(self, "g_proj") else None
-        return self.o_proj(self.o_norm(o, gate).flatten(-2))
+        return self.output(o, x)
 
 
 def tiny() -> dict:

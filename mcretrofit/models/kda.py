@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mcretrofit.models._blocks import RMSNorm, ShortConvolution, convolve, heads
+from mcretrofit.models._blocks import heads
+from mcretrofit.models._delta import DeltaMixer
 from mcretrofit.models._state import Context
 from mcretrofit.ops import kda
 from mcretrofit.ops._call import call
@@ -33,53 +33,31 @@ DEFAULTS = {
 chunk_kda = partial(call, kda)
 
 
-class Mixer(nn.Module):
+class Mixer(DeltaMixer):
     """q, k, v through short convolutions, a low-rank decay a channel, a gated norm on the read."""
 
     def __init__(self, config, layer: int) -> None:  # noqa: ANN001
-        super().__init__()
-        self.layer, self.key = layer, config.head_dim
-        self.value = int(config.head_dim * config.expand_v)
+        super().__init__(config, layer)
         self.allow_neg_eigval, self.lower_bound = config.allow_neg_eigval, config.lower_bound
-        width, n_k = config.hidden_size, config.num_heads
-        n_v = config.num_v_heads or n_k
-        wide_k, wide_v = n_k * self.key, n_v * self.value
-        self.q_proj = nn.Linear(width, wide_k, bias=False)
-        self.k_proj = nn.Linear(width, wide_k, bias=False)
-        self.v_proj = nn.Linear(width, wide_v, bias=False)
+        self.project()
         if config.use_short_conv:
-            self.q_conv1d = ShortConvolution(wide_k, config.conv_size)
-            self.k_conv1d = ShortConvolution(wide_k, config.conv_size)
-            self.v_conv1d = ShortConvolution(wide_v, config.conv_size)
-        self.f_proj = nn.Sequential(
-            nn.Linear(width, self.value, bias=False),
-            nn.Linear(self.value, n_v * self.key, bias=False),
-        )
-        self.b_proj = nn.Linear(width, n_v, bias=False)
-        self.A_log = nn.Parameter(torch.zeros(n_v))
-        self.dt_bias = nn.Parameter(torch.zeros(n_v * self.key))
-        self.g_proj = nn.Sequential(
-            nn.Linear(width, self.value, bias=False), nn.Linear(self.value, wide_v)
-        )
-        self.o_norm = RMSNorm(self.value, config.norm_eps, True, "sigmoid")
-        self.o_proj = nn.Linear(wide_v, width, bias=False)
+            self.shorten(config.conv_size)
+        channels = self.value_heads * self.key
+        self.f_proj = self._low_rank(channels, bias=False)
+        self.b_proj = nn.Linear(self.width, self.value_heads, bias=False)
+        self.A_log = nn.Parameter(torch.zeros(self.value_heads))
+        self.dt_bias = nn.Parameter(torch.zeros(channels))
+        self.finish(config, False, "sigmoid")
+        self.g_proj = self._low_rank(self.value_heads * self.value)
 
-    def start(self) -> None:
-        """Fresh weights: every head's decays spread from some 20 to 5,000 tokens."""
-        steps = torch.logspace(-1.3, -3.7, self.key)
-        spread = steps + torch.log(-torch.expm1(-steps))
-        with torch.no_grad():
-            self.A_log.zero_()
-            self.dt_bias.copy_(spread.repeat(self.A_log.numel()))
+    def _low_rank(self, count: int, bias: bool = True) -> nn.Sequential:
+        first = nn.Linear(self.width, self.value, bias=False)
+        return nn.Sequential(first, nn.Linear(self.value, count, bias=bias))
 
     def forward(self, hidden_states: Tensor, context: Context) -> Tensor:
         """`[B, T, D]` -> `[B, T, D]`."""
         x, state = hidden_states, context.state(self.layer)
-        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        if hasattr(self, "q_conv1d"):
-            q, k, v = convolve(self, (q, k, v), state, context)
-        else:
-            q, k, v = F.silu(q), F.silu(k), F.silu(v)
+        q, k, v = self.streams(x, state, context)
         o, state["recurrent"] = chunk_kda(
             q=heads(q, self.key),
             k=heads(k, self.key),
@@ -97,7 +75,7 @@ class Mixer(nn.Module):
             output_final_state=context.cache is not None,
             valid=context.valid,
         )
-        return self.o_proj(self.o_norm(o, heads(self.g_proj(x), self.value)).flatten(-2))
+        return self.output(o, x)
 
 
 def tiny() -> dict:

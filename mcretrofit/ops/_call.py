@@ -29,6 +29,26 @@ def scaled(q: Tensor, scale: float | None) -> Tensor:
     return q * (q.shape[-1] ** -0.5 if scale is None else scale)
 
 
+def delta_streams(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    **_: object,
+) -> Streams:
+    """A gated delta rule's streams: L2 norm, scale and sigmoid of beta, each when asked."""
+    if use_beta_sigmoid_in_kernel:
+        beta = beta.float().sigmoid() * (2.0 if allow_neg_eigval else 1.0)
+    q, k = (l2norm(q), l2norm(k)) if use_qk_l2norm_in_kernel else (q, k)
+    q, k = grouped(q, k, v)
+    return Streams(scaled(q, scale), k, v, g, beta)
+
+
 def silence(streams: Streams, valid: Tensor | None) -> Streams:
     """Padding made inert: `valid` is `[B, T]`, nothing is written or decayed where it is false."""
     if valid is None:

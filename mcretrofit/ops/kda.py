@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mcretrofit.memories import Streams, delta
-from mcretrofit.ops._call import grouped, l2norm, scaled
+from mcretrofit.ops._call import delta_streams
 
 NAMES = (
     "chunk_kda",
@@ -24,24 +24,16 @@ def streams(
     v: Tensor,
     g: Tensor,
     beta: Tensor,
-    scale: float | None = None,
-    use_qk_l2norm_in_kernel: bool = False,
     use_gate_in_kernel: bool = False,
-    use_beta_sigmoid_in_kernel: bool = False,
-    allow_neg_eigval: bool = False,
     A_log: Tensor | None = None,  # noqa: N803 - the hosts' name
     dt_bias: Tensor | None = None,
     lower_bound: float | None = None,
-    **_: object,
+    **options,  # noqa: ANN003 - as `delta_streams` takes them
 ) -> Streams:
     """L2 norm, scale, gate and sigmoid of beta, each when asked; `g` is `[B, T, H, K]`."""
     if use_gate_in_kernel:
         g = _gate(g.float(), A_log, dt_bias, lower_bound)
-    if use_beta_sigmoid_in_kernel:
-        beta = beta.float().sigmoid() * (2.0 if allow_neg_eigval else 1.0)
-    q, k = (l2norm(q), l2norm(k)) if use_qk_l2norm_in_kernel else (q, k)
-    q, k = grouped(q, k, v)
-    return Streams(scaled(q, scale), k, v, g, beta)
+    return delta_streams(q, k, v, g, beta, **options)
 
 
 def _gate(

@@ -3,7 +3,8 @@
 A router is a module with
 - `width(keys) -> int`: floats that it keeps of a segment and head (its summary);
 - `summarise(keys, valid) -> [B, S, H, P]` of keys `[B, S, C, H, K]` (zero where not `valid [B, S, C]`);
-  the summaries of a segment's parts add up to the segment's;
+  the summaries of a segment's pieces add up to the segment's. A router with `PARTS` is also given
+  `part [B, S, C]`: in which of so many equal parts of its segment each token lies;
 - `score(asked, bank, opened) -> (cached [B, T, H, N], online [B, T, H] or None)`: the open segment's
   score, up to and including each token, only where `opened` is given;
 - optionally `settled(u, opened) -> [B, T, H]`: the open segment's score up to `opened.lag` tokens before
@@ -45,6 +46,7 @@ class Opened(NamedTuple):
     lag: int = 0
     near: Tensor | None = None  # [B, lag, H, K], keys of the first segment just before this call
     begun: Tensor | None = None  # [B], where in the first segment this call's tokens begin
+    part: Tensor | None = None  # [B, T], which part of its segment holds a token, where one asks
 
     def cut(self, tokens: slice, before: Tensor, size: int) -> Opened:
         """A run of segments with what earlier calls put there."""
@@ -59,6 +61,7 @@ class Opened(NamedTuple):
             self.lag,
             self.near if first else None,
             self.begun,
+            None if self.part is None else self.part[:, tokens],
         )
 
     def fold(self, x: Tensor) -> Tensor:

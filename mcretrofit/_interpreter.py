@@ -1,4 +1,4 @@
-"""What flash-linear-attention's kernels need under TRITON_INTERPRET=1 on a CPU (test only)."""
+"""What flash-linear-attention's kernels need under TRITON_INTERPRET=1 on a machine without a GPU."""
 
 from __future__ import annotations
 
