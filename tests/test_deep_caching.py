@@ -10,7 +10,10 @@ from lawkit import HEADS, KEYS, Case, build, cases, example, inputs, plan, read,
 from read_oracle import Oracle
 
 from mcretrofit import caching
+from mcretrofit.config import CachingConfig
+from mcretrofit.costs import cost, describe, of_networks
 from mcretrofit.errors import RetrofitError
+from mcretrofit.loading import load_model
 from mcretrofit.memories import mlp
 from mcretrofit.memories._scan import sizes, tree
 from mcretrofit.retrofit import every_head, mixers, retrofitted
@@ -89,6 +92,23 @@ def test_closed_networks_hold_their_weights_alone():
         cache = read(plan(case), streams)[2]
         assert cache.states.shape == (2, 4, HEADS, cached) and cache.origin is None
         assert (cache.online is None) == (init == "carry")
+
+
+@pytest.mark.parametrize("family", ["dla", "titans", "swla"])
+@torch.no_grad()
+def test_the_cost_table_counts_what_deep_caches_hold(family, tmp_path):
+    build(family, num_hidden_layers=1).save_pretrained(tmp_path)
+    described = describe(tmp_path)
+    for variant in ("grm", "soup", "ssc"):
+        config = CachingConfig(variant=variant, segment=8, init="reset", heads="all", whiten=False)
+        with retrofitted(load_model(described.checkpoint), config) as model:
+            cache = model(tokens(LENGTH), use_cache=True).past_key_values
+        held = cache.states[0]["segments"]
+        said = cost(described.skeleton, described.covered, config, LENGTH)
+        assert said.cached_bytes == held.states.nbytes + held.summaries.nbytes
+        warned = " ".join(of_networks(described.skeleton, config))
+        times = said.ratio * LENGTH / (8 * said.segments)
+        assert (f"take {times:.3g} times the memory of a KV cache" in warned) == (family != "swla")
 
 
 def test_a_wrapped_network_that_runs_away_names_its_layer():
