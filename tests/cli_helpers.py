@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from mcretrofit import registry
 from mcretrofit.cli import main
@@ -45,6 +47,20 @@ def pico(folder: Path, family: str = "gla", **fields: object) -> Path:
     tensors = {name: t.detach().clone() for name, t in model.state_dict().items()}
     save_file(tensors, folder / "model.safetensors")
     return folder
+
+
+def few_words(size: int, special: Sequence[str] = ()) -> Tokenizer:
+    """A tokenizer of one sentence: training one of a recipe's own would take longer than all the rest."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=list(special),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["It was a bright cold day."], trainer)
+    return tokenizer
 
 
 def runner(capsys: pytest.CaptureFixture[str]):

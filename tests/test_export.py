@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import errno
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import torch
 from exported_reader import answers
 from lawmodels import NAMES
 from safetensors.torch import load_file, save_file
+from strangers import read_elsewhere
 from transformers.dynamic_module_utils import get_imports, get_relative_import_files
 
 from mcretrofit import _bundle, _shards, registry
@@ -113,16 +112,7 @@ def root(tmp_path_factory):
         export(model, root / case, checkpoint=None, shard_size=size)
     save_file(inputs(), root / "inputs.safetensors")
     (root / "cases.json").write_text(json.dumps({case: case in THOROUGH for case in CASES}))
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    environment |= {"HF_HOME": str(root / "home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-I", str(Path(__file__).with_name("exported_reader.py")), str(root)],
-        cwd=root,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    read_elsewhere(root)
     return root
 
 

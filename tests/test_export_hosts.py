@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,7 @@ import torch
 from exported_reader import answers
 from nativehosts import HOSTS, host
 from safetensors.torch import load_file, save_file
+from strangers import read_elsewhere
 from torch import nn
 
 from mcretrofit import streaming, wrapped
@@ -26,7 +24,6 @@ from mcretrofit.retrofit import Cover, every_head, retrofit_
 from mcretrofit.streaming import stream
 
 CACHING = CachingConfig(segment=16, margin=0.1, rule="plain", gate=True, rank=2)
-READER = Path(__file__).with_name("exported_reader.py")
 # saved again by the process that loaded them and read in half precision; also written in shards
 THOROUGH = ("qwen3_5_moe_text", "nemotron_h")
 # a folder of Mamba-2 is read by our own decoder: of transformers' class there are live ones only
@@ -87,16 +84,7 @@ def root(tmp_path_factory):
         (put if name in STREAMED else put_live)(root, name)
     save_file(inputs(), root / "inputs.safetensors")
     (root / "cases.json").write_text(json.dumps({name: name in THOROUGH for name in HOSTS}))
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    environment |= {"HF_HOME": str(root / "home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-I", str(READER), str(root)],
-        cwd=root,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    read_elsewhere(root)
     return root
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_helpers import ROOT, refused, runner, shell
+from cli_helpers import ROOT, few_words, refused, runner, shell
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from mcretrofit import order, steps
 from mcretrofit.corpus import KEYS, VALUES
@@ -53,16 +52,7 @@ def run(capsys):
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "some.txt").write_text("It was a bright cold day in April. " * 400)
-    # training one of the recipes' own would take longer than all the rest
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(
-        vocab_size=420,
-        special_tokens=["<|endoftext|>", *KEYS, *VALUES],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(["It was a bright cold day."], trainer)
+    tokenizer = few_words(420, ["<|endoftext|>", *KEYS, *VALUES])
     for name in ("whole", "cut", "alone", "parts", "both", "half"):
         (tmp_path / name).mkdir()
         tokenizer.save(str(tmp_path / name / "tokenizer.json"))

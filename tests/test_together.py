@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cli_helpers import refused, runner
+from cli_helpers import few_words, refused, runner
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from mcretrofit.model import load
 from mcretrofit.retrofit import plans
@@ -38,12 +37,7 @@ def run(capsys):
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "some.txt").write_text("It was a bright cold day in April. " * 40)
-    # training one of the recipe's own would take longer than all the rest
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(["It was a bright cold day."], trainer)
+    tokenizer = few_words(300)
     for name in ("with", "without"):
         (tmp_path / name).mkdir()
         tokenizer.save(str(tmp_path / name / "tokenizer.json"))
