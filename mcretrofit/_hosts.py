@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable
-from types import FunctionType
+from collections.abc import Callable, Mapping
+from types import FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
@@ -108,6 +108,27 @@ def by_device(function: FunctionType) -> dict[str, Callable]:
         if inspect.isfunction(bound) and hasattr(bound, "__wrapped__"):
             bodies[name] = _chosen(bound, inspect.unwrap(bound))
     return bodies
+
+
+def renamed(function: FunctionType, names: Mapping[str, Any]) -> FunctionType:
+    """The function with other meanings for some of its module's names."""
+    made = FunctionType(
+        function.__code__,
+        {**function.__globals__, **names},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+def spare_(module: nn.Module) -> None:
+    """Let a mixer that nothing is attached to choose by device too: it runs beside those that do."""
+    function = inspect.unwrap(type(module).forward)
+    bodies = by_device(function)
+    if bodies:
+        module.forward = MethodType(renamed(function, bodies), module)
 
 
 def _chosen(kernel: Callable, body: Callable) -> Callable:

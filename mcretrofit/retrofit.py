@@ -11,13 +11,13 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from types import FunctionType, MethodType, ModuleType
+from types import MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from mcretrofit._hosts import Calls, Published, by_device, nothing
+from mcretrofit._hosts import Calls, Published, by_device, nothing, renamed
 from mcretrofit.caching import cached_scan
 from mcretrofit.config import CachingConfig
 from mcretrofit.errors import RetrofitError
@@ -220,13 +220,10 @@ def _bind(found: Found, run: Callable) -> None:
     def op(*args: Any, **kwargs: Any) -> Any:
         return run(host.made[-1], *args, **kwargs)
 
-    private = {**function.__globals__, **by_device(function)}
+    private = by_device(function)
     private |= {name: entry(found.op, name, op) for name in found.calls}
     private |= dict.fromkeys(getattr(found.op, "SHORTCUTS", ()), nothing)
-    rebuilt = FunctionType(
-        function.__code__, private, function.__name__, function.__defaults__, function.__closure__
-    )
-    rebuilt.__kwdefaults__ = function.__kwdefaults__
+    rebuilt = renamed(function, private)
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         host.made.append(Published(self, signature.bind(self, *args, **kwargs).arguments))

@@ -141,8 +141,8 @@ def _checked(name: str, value: Any, where: str) -> Any:
         raise UsageError(
             f"{where}: a sweep draws its own samples; mcretrofit eval --task {value} asks the harness"
         )
-    if name == "depth" and not (whole or isinstance(value, float)):
-        raise UsageError(f"{where}: depth {value!r} is not a number of percent")
+    if name == "depth" and not ((whole or isinstance(value, float)) and 0 <= value <= 100):
+        raise UsageError(f"{where}: depth {value!r} is not a number of percent, 0 to 100")
     return value if name in ("samples", "seed", "pairs") else _word(name, value)
 
 

@@ -192,6 +192,10 @@ def test_files_that_cannot_be_used(tmp_path):
     path.write_text('{"text": "alone"}', encoding="utf-8")
     with pytest.raises(RetrofitError, match="line 1: field 'text' has no word before"):
         make("lambada", path)
+    path.write_text("[" * 100_000, encoding="utf-8")
+    for name in ("squad", "lambada"):
+        with pytest.raises(RetrofitError, match="mine.jsonl.*nested too deep"):
+            make(name, path)
     path.write_text("", encoding="utf-8")
     with pytest.raises(RetrofitError, match="holds no records"):
         make("squad", path)

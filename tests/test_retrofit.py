@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import functools
 from threading import Thread
 
 import pytest
 import torch
 from test_export import SSC, build, inputs, wrap
 
+from mcretrofit._hosts import spare_
 from mcretrofit.config import CachingConfig
 from mcretrofit.errors import RetrofitError
 from mcretrofit.retrofit import every_head, plans, retrofit_, retrofitted
@@ -60,3 +62,29 @@ def test_a_model_that_cannot_be_wrapped_whole_is_left_as_it_was():
     assert plans(model) == {second: kept}
     assert set(names) < set(model.state_dict())
     assert "forward" not in vars(model.get_submodule(first))
+
+
+class Bound(torch.nn.Module):
+    """A mixer whose host chose a GPU's kernel without asking where its tensors lie."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return chosen_kernel(x)
+
+
+def body(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+@functools.wraps(body)
+def chosen_kernel(x: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("0 active drivers")
+
+
+def test_a_mixer_beside_wrapped_ones_takes_its_torch_body_on_a_cpu():
+    module = Bound()
+    with pytest.raises(RuntimeError):
+        module(torch.zeros(2))
+    spare_(module)
+    assert torch.equal(module(torch.zeros(2)), torch.ones(2))
+    other = copy.deepcopy(module)
+    assert other.forward.__self__ is other and torch.equal(other(torch.zeros(2)), torch.ones(2))

@@ -19,7 +19,7 @@ from mcretrofit.generate import Sampling, generate  # noqa: E402
 from mcretrofit.model import Loaded, load  # noqa: E402
 from mcretrofit.retrofit import every_head, retrofit_, revert_  # noqa: E402
 from mcretrofit.serving.app import app  # noqa: E402
-from mcretrofit.serving.asked import Asked  # noqa: E402
+from mcretrofit.serving.asked import Asked, Refused, read  # noqa: E402
 from mcretrofit.serving.engine import Engine, Limits, Until  # noqa: E402
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -166,6 +166,12 @@ def test_wrong_requests_are_errors_in_openai_s_shape(client, engine, case):
     assert answer.status_code == status and error.keys() == {"message", "type", "param", "code"}
     assert error["param"] == param and error["message"].isprintable()
     assert not engine.running
+
+
+def test_halves_of_characters_are_no_text():
+    for body in ({"prompt": "\ud800"}, {"prompt": "a", "stop": ["\udfff"]}):
+        with pytest.raises(Refused, match="half of a surrogate pair"):
+            read(body, chat=False)
 
 
 def test_what_is_no_request(client):

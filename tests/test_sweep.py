@@ -155,6 +155,7 @@ WORDS = {
     "two": ("sweep base --model other", "two models"),
     "none": ("sweep r.yaml", "names no model"),
     "depth": ("sweep base --depth deep", "not a number of percent"),
+    "deeper": ("sweep base --depth 0,150", "depth 150 is not a number of percent, 0 to 100"),
 }
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from mcretrofit._hosts import spare_
 from mcretrofit.exported.attaching import attach_
+from mcretrofit.retrofit import mixers
 
 
 class Caching:
@@ -20,6 +22,9 @@ class Caching:
             r"\bmc\b",
         }
         attach_(self, config.caching, config.covers)
+        for mixer in mixers(self):
+            if not hasattr(mixer.module, "mc"):
+                spare_(mixer.module)
 
     @classmethod
     def is_custom_code(cls) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
@@ -63,6 +64,7 @@ def read(body: Any, chat: bool) -> Asked:
     if not isinstance(body, dict):
         raise Refused("the body has to be a JSON object")
     _check_names(body, _OURS | (_CHAT if chat else _TEXT))
+    _check_text(body)
     most = _most(body)
     return Asked(
         _messages(body) if chat else _prompt(body),
@@ -89,6 +91,17 @@ def _check_names(body: dict[str, Any], known: set[str]) -> None:
             near = get_close_matches(name, sorted(known), 1)
             hint = f": did you mean '{near[0]}'?" if near else ""
             raise Refused(f"unknown field '{name[:100]}'{hint}", name[:100])
+
+
+def _check_text(body: dict[str, Any]) -> None:
+    """JSON can escape halves of characters, which no tokenizer reads."""
+    for name, value in body.items():
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise Refused(
+                f"'{name}' has half of a surrogate pair, which is no text", name
+            ) from error
 
 
 def _typed(body: dict[str, Any], name: str, kinds: tuple[type, ...], default: Any) -> Any:

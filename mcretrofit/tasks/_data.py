@@ -105,6 +105,8 @@ def _whole(path: Path, text: str) -> list[Record]:
 def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
+    except RecursionError as error:
+        raise RetrofitError(f"{where}: not a record (its brackets are nested too deep)") from error
     except json.JSONDecodeError as error:
         line = f", line {error.lineno}" if "line" not in where else ""
         raise RetrofitError(
