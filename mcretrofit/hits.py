@@ -17,10 +17,17 @@ from mcretrofit.surprise import Scores
 Key = tuple[str, int]  # a mixer's name and a head of it
 
 
+class Found(NamedTuple):
+    """Does one head's score find facts?"""
+
+    hit: float  # share of answer tokens that score their fact's segment highest
+    chance: float
+
+
 class Seen(NamedTuple):
     """How one head's score of one kind behaves."""
 
-    hit: float  # share of answer tokens that score their fact's segment highest
+    hit: float
     chance: float
     loudest: Tensor  # the best score of each prose token
 
@@ -33,9 +40,30 @@ def watched(
     prose: Tensor,
 ) -> dict[Key, Seen]:
     """What every covered head's scores do on facts and prose, the model reading as without MC."""
-    plain = config.replace(variant="grm", init="carry_delta", gate=False)
+    seen = found(model, config, covers, facts)
+    with retrofitted(model, _silent(config), covers):
+        plain_text = {name: Scores() for name in plans(model)}
+        for name, plan in plans(model).items():
+            plan.watch = plain_text[name].add
+        with torch.no_grad():
+            for row in prose.to(model.device):
+                model(input_ids=row[None], use_cache=False, logits_to_keep=1)
+    return {
+        (name, head): Seen(*seen[name, head], torch.cat(plain_text[name].best)[:, i].float())
+        for name, cover in covers.items()
+        for i, head in enumerate(cover.heads)
+    }
+
+
+def found(
+    model: nn.Module, config: CachingConfig, covers: Mapping[str, Cover], facts: list[Planted]
+) -> dict[Key, Found]:
+    """How often every covered head's score is highest for a fact's segment where its answer is due.
+
+    Raises `RetrofitError` where no fact lies in a closed segment.
+    """
     rows: dict[str, list[tuple[Planted, Tensor, Tensor]]] = {}
-    with retrofitted(model, plain, covers):
+    with retrofitted(model, _silent(config), covers):
         for one in facts:
             heard: dict[str, list[tuple[Tensor, Tensor]]] = {}
             for name, plan in plans(model).items():
@@ -45,17 +73,16 @@ def watched(
                 model(input_ids=ids, use_cache=False, logits_to_keep=1)
             for name, parts in heard.items():
                 rows.setdefault(name, []).append((one, *_joined(parts)))
-        plain_text = {name: Scores() for name in rows}
-        for name, plan in plans(model).items():
-            plan.watch = plain_text[name].add
-        with torch.no_grad():
-            for row in prose.to(model.device):
-                model(input_ids=row[None], use_cache=False, logits_to_keep=1)
     return {
-        (name, head): _seen(rows[name], torch.cat(plain_text[name].best)[:, i], i, config.segment)
+        (name, head): _found(rows[name], i, config.segment)
         for name, cover in covers.items()
         for i, head in enumerate(cover.heads)
     }
+
+
+def _silent(config: CachingConfig) -> CachingConfig:
+    """Scores are heard while gates without statistics leave the online read as it is."""
+    return config.replace(variant="grm", init="carry_delta", gate=False)
 
 
 def _into(parts: list[tuple[Tensor, Tensor]]) -> Callable[[Tensor, Tensor], None]:
@@ -75,9 +102,7 @@ def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     )
 
 
-def _seen(
-    rows: list[tuple[Planted, Tensor, Tensor]], loudest: Tensor, head: int, segment: int
-) -> Seen:
+def _found(rows: list[tuple[Planted, Tensor, Tensor]], head: int, segment: int) -> Found:
     hits, chances = [], []
     for one, scores, visible in rows:
         own = scores[:, head].masked_fill(~visible, -torch.inf)
@@ -88,7 +113,7 @@ def _seen(
             chances.append(1 / int((at > -torch.inf).sum()))
     if not hits:
         raise RetrofitError("no planted fact lies in a closed segment; give a longer --length")
-    return Seen(sum(hits) / len(hits), sum(chances) / len(chances), loudest.float())
+    return Found(sum(hits) / len(hits), sum(chances) / len(chances))
 
 
 def _asked(one: Planted, own: Tensor, first: int, segment: int) -> Iterator[tuple[Tensor, int]]:

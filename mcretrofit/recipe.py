@@ -9,6 +9,7 @@ from pathlib import Path
 from mcretrofit.config import CachingConfig, from_mapping
 from mcretrofit.corpus import KINDS
 from mcretrofit.errors import RetrofitError, UsageError
+from mcretrofit.yamlfile import mapping
 
 # what caching begins with where nothing was measured: the paper's own choices
 SCRATCH = {"variant": "grm", "router": "mean", "init": "reset", "gate": True}
@@ -120,14 +121,5 @@ def read_recipe(path: Path, **given: object) -> Recipe:
 
 def read_mapping(path: Path, given: Mapping[str, object]) -> dict:
     """Keys and values of a YAML file, those `given` that are not None winning over it."""
-    import yaml
-
-    try:
-        read = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RetrofitError(
-            f"{path}: not a readable recipe ({str(error).splitlines()[0]})"
-        ) from error
-    if not isinstance(read or {}, dict):
-        raise UsageError(f"{path}: expected keys and values, found {type(read).__name__}")
-    return {**(read or {}), **{name: value for name, value in given.items() if value is not None}}
+    given = {name: value for name, value in given.items() if value is not None}
+    return {**mapping(path), **given}

@@ -40,25 +40,36 @@ def read(run: str | Path) -> Found:
         hint = "mcretrofit sweep or eval --out writes one"
         raise RetrofitError(f"{path}: no such file of results; {hint}")
     rows: dict[tuple, dict[str, Any]] = {}
-    warnings, ids, older = [], set(), 0
+    faults: dict[int, str] = {}
+    ids, older = set(), 0
     # bytes that are no text spoil their own line only
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines, 1):
         row, fault = _parsed(line) if line.strip() else (None, None)
         if fault is not None:
-            warnings.append(f"{path}, line {number}: {fault}; left out")
+            faults[number] = fault
         if row is None or row.get("id") in ids:
             continue
         ids |= {row["id"]} if row.get("id") is not None else set()
         key = (model(row), setting(row), cell(row))
         older += rows.pop(key, None) is not None
         rows[key] = row
+    warnings = [f"{path}, line {number}: {fault}; left out" for number, fault in faults.items()]
     if older:
         warnings.append(f"{path}: {older} rows are left out, newer ones of the same cell count")
     if not rows:
-        why = f"; {warnings[0]}" if warnings else ""
-        raise RetrofitError(f"{path} holds no rows of results{why}")
+        raise RetrofitError(f"{path} holds no rows of results{_named(faults)}")
     return Found(path, list(rows.values()), warnings)
+
+
+def _named(faults: Mapping[int, str]) -> str:
+    """Every line that is no row, those with one fault together: `; lines 1, 3: not JSON`."""
+    lines: dict[str, list[str]] = {}
+    for number, fault in faults.items():
+        lines.setdefault(fault, []).append(str(number))
+    return "".join(
+        f"; line{'s' * (len(some) > 1)} {', '.join(some)}: {fault}" for fault, some in lines.items()
+    )
 
 
 def _parsed(line: str) -> tuple[dict[str, Any] | None, str | None]:

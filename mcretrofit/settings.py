@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from mcretrofit.config import CachingConfig
-from mcretrofit.errors import RetrofitError, UsageError, unknown
+from mcretrofit.errors import UsageError, unknown
+from mcretrofit.yamlfile import mapping
 
 
 def settings(
@@ -15,25 +16,16 @@ def settings(
     recipe: Path | None = None,
     flags: Mapping[str, Any] | None = None,
     assignments: Iterable[str] = (),
+    where: str = "flags",
 ) -> CachingConfig:
-    """The checked configuration; raises `UsageError` naming the key and the nearest known one."""
-    given = {} if recipe is None else _typed(_recipe(recipe), str(recipe))
-    given |= _typed(flags or {}, "flags")
+    """The checked configuration; raises `UsageError` naming the key and the nearest known one.
+
+    `where` is what a message blames for a wrong flag.
+    """
+    given = {} if recipe is None else _typed(mapping(recipe), str(recipe))
+    given |= _typed(flags or {}, where)
     given |= _typed(dict(map(assigned, assignments)), "--set")
     return (CachingConfig() if base is None else base).replace(**given)
-
-
-def _recipe(path: Path) -> Mapping[str, Any]:
-    import yaml
-
-    try:
-        read = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        line = " ".join(str(error).split())
-        raise RetrofitError(f"{path} is not a readable YAML recipe: {line}") from error
-    if not isinstance(read or {}, dict):
-        raise UsageError(f"{path}: expected keys and values, found {type(read).__name__}")
-    return read or {}
 
 
 def assigned(text: str, option: str = "--set") -> tuple[str, Any]:

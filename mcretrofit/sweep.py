@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from mcretrofit.compare import Request, probes
 from mcretrofit.config import CachingConfig
-from mcretrofit.errors import RetrofitError, UsageError, unknown
+from mcretrofit.errors import UsageError, unknown
 from mcretrofit.rows import Probe, identity
 from mcretrofit.settings import settings
+from mcretrofit.yamlfile import mapping
 
 CACHING = tuple(field.name for field in fields(CachingConfig))
 # one name for each key of an evaluation, as a list of values
@@ -73,15 +74,7 @@ class Plan(NamedTuple):
 
 def read_recipe(path: Path) -> Recipe:
     """A recipe from YAML, read strictly: an unknown key names the nearest known one."""
-    import yaml
-
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        line = " ".join(str(error).split())
-        raise RetrofitError(f"{path} is not a readable YAML recipe: {line}") from error
-    if not isinstance(found, dict):
-        raise UsageError(f"{path}: expected keys and values, found {type(found).__name__}")
+    found = mapping(path)
     grid = found.pop("grid", None) or {}
     if not isinstance(grid, dict):
         raise UsageError(f"{path}: grid: expected keys and values, found {type(grid).__name__}")
@@ -131,7 +124,7 @@ def assigned(assignments: Sequence[str]) -> Axes:
 
 def _checked(name: str, value: Any, where: str) -> Any:
     if name in CACHING:
-        return getattr(settings(None, None, {name: value}), name)
+        return _caching(name, value, where)
     whole = isinstance(value, int) and not isinstance(value, bool)
     if name == "samples" and isinstance(value, dict) and value:
         return {str(task): _checked(name, count, where) for task, count in value.items()}
@@ -144,6 +137,15 @@ def _checked(name: str, value: Any, where: str) -> Any:
     if name == "depth" and not ((whole or isinstance(value, float)) and 0 <= value <= 100):
         raise UsageError(f"{where}: depth {value!r} is not a number of percent, 0 to 100")
     return value if name in ("samples", "seed", "pairs") else _word(name, value)
+
+
+def _caching(name: str, value: Any, where: str) -> Any:
+    try:
+        return getattr(settings(None, None, {name: value}, where=where), name)
+    except UsageError as error:
+        if where == "flags" or str(error).startswith(where):
+            raise
+        raise UsageError(f"{where}: {error}") from error
 
 
 def _word(name: str, value: Any) -> Any:

@@ -11,6 +11,7 @@ from mcretrofit.config import CachingConfig, from_mapping
 from mcretrofit.errors import RetrofitError, UsageError, unknown
 from mcretrofit.settings import checked
 from mcretrofit.tunedata import FACTS, KINDS
+from mcretrofit.yamlfile import mapping
 
 LONGEST = 16384  # tokens of a sequence unless said
 RANK = 8  # of a gate's matrix unless said
@@ -106,18 +107,7 @@ LEAST = {
 
 def read_tuning(path: Path | None, given: Mapping[str, Any]) -> Tuning:
     """The recipe of a YAML file, what is `given` winning over it; raises naming the wrong key."""
-    import yaml
-
-    read: Any = {}
-    if path is not None:
-        try:
-            read = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise RetrofitError(
-                f"{path}: not a readable recipe ({str(error).splitlines()[0]})"
-            ) from error
-    if not isinstance(read, dict):
-        raise UsageError(f"{path}: expected keys and values, found {type(read).__name__}")
+    read = {} if path is None else mapping(path)
     given = {name: value for name, value in given.items() if value is not None}
     made = from_mapping(Tuning, {**read, **given}, str(path or "tune"))
     known = {f.name for f in fields(CachingConfig)}

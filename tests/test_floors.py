@@ -15,7 +15,7 @@ PACKAGE, KERNELS = ROOT / "mcretrofit", ROOT / "kernels" / "mcretrofit_kernels"
 FLOORS = (
     {"mcretrofit_kernels", "mcretrofit", "errors", "rules"},
     {"registry", "atomic", "rawfile", "tokenizer", "_bundle", "ledger", "results", "clock"}
-    | {"ranks", "tunelog", "ordertable", "_interpreter"},
+    | {"ranks", "tunelog", "ordertable", "_interpreter", "yamlfile"},
     {"config", "sources", "tensorfile", "pooling", "_legacy", "memories"},
     {"settings", "pickled", "aggregators", "segments", "gates", "tasks"},
     {"routers", "ops", "dyadic", "_hosts", "corpus", "catalogue", "questions", "positions"}
@@ -50,7 +50,7 @@ LIGHT = {
     *("mcretrofit", "errors", "registry", "atomic", "rawfile", "tokenizer", "config", "sources"),
     *("tensorfile", "settings", "pickled", "tasks", "corpus", "catalogue", "cards", "cli"),
     *("ledger", "results", "pooling", "recommend", "report", "_tables", "_canvas", "_charts"),
-    *("_figures", "_legacy"),
+    *("_figures", "_legacy", "yamlfile"),
     "__main__",
 }
 HEAVY = {"torch", "transformers", "triton", "fla"}

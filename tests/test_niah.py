@@ -203,7 +203,7 @@ def test_a_template_file(tmp_path):
         (("haystack: noise", "haystack: straw"), "haystack is one of essay, noise, null"),
         (("digits: 2", "digits: two"), "digits is a whole number"),
         (("needle", "# needle"), "needle must be given"),
-        (("digits: 2", "digits: ["), "cannot be read"),
+        (("digits: 2", "digits: ["), "not readable YAML"),
         (("{key}", "{key"), "short.yaml: "),
     ],
     ids=lambda value: value[1] if isinstance(value, tuple) else "",

@@ -161,6 +161,8 @@ def test_base_alone_and_lines_without_depths_make_a_page(tmp_path):
 def test_refusals(tmp_path, run, monkeypatch):
     refused(run("report", tmp_path / "none"), 1, "no such file of results", "mcretrofit sweep")
     refused(run("report", save(tmp_path / "bad", [], "{")), 1, "no rows of results", "line 1")
+    strange = save(tmp_path / "strange", [], '{"task": "niah"}\n{\n[1]\n')
+    refused(run("report", strange), 1, "line 1: metric is missing", "line 3: not a JSON object")
     folder = save(tmp_path / "run", [row()])
     kept = (folder / "rows.jsonl").read_text()
     done = run("report", folder, "--csv", folder / "rows.jsonl")

@@ -166,6 +166,28 @@ def test_wrong_requests_exit_2_and_leave_nothing(run, tmp_path, line, parts):
     assert not Path("runs").exists()
 
 
+FILES = {
+    "kind": ("grid: {segment: wide}", 2, "r.yaml: grid: segment: 'wide' is not a whole number"),
+    "size": ("segment: 0", 2, "r.yaml: --segment 0: has to be a whole number"),
+    "name": ("grid: {variant: [ssc, gmr]}", 2, "r.yaml: grid: unknown variant 'gmr'", "'grm'"),
+    "list": ("- 1", 2, "r.yaml: expected keys and values, found list"),
+    "deep": ("[" * 20_000, 1, "r.yaml is not readable YAML: nested too deeply"),
+    "date": ("segment: 2026-02-31", 1, "r.yaml is not readable YAML", "day"),
+    "code": ("segment: !!python/name:os.system", 1, "r.yaml is not readable YAML", "python"),
+}
+
+
+@pytest.mark.parametrize("case", FILES.values(), ids=FILES)
+def test_a_wrong_recipe_is_named_itself(run, tmp_path, case):
+    text, status, *parts = case
+    (tmp_path / "r.yaml").write_text(text)
+    refused(run("sweep", "r.yaml", "--model", "base"), status, *parts)
+
+
+def test_a_recipe_that_is_not_there(run):
+    refused(run("sweep", "nothere.yaml"), 1, "nothere.yaml cannot be read: no such file")
+
+
 def test_a_length_too_short_ends_at_once(run):
     refused(run("sweep", "base", "--lengths", "20", "--no-controls"), 2, "the smallest length")
 

@@ -254,7 +254,7 @@ def test_gates_that_are_not_confirmed_leave_the_folder_as_it_was(run, place):
     stored = json.loads((place / "retrofit" / "caching.json").read_text())
     assert not stored["caching"]["gate"] and not (place / "retrofit/gates.safetensors").exists()
     done = run("tune", "retrofit", "--recipe", "again.yaml")
-    refused(done, 1, "again.yaml", "not a readable recipe")
+    refused(done, 1, "again.yaml cannot be read: no such file")
 
 
 def test_a_share_above_a_hundredth_suggests_a_rank(base):

@@ -6,8 +6,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from string import Formatter
 
-from mcretrofit.errors import RetrofitError, UsageError, unknown
+from mcretrofit.errors import UsageError, unknown
 from mcretrofit.tasks._recall import needle, stem
+from mcretrofit.yamlfile import mapping
 
 
 @dataclass(frozen=True)
@@ -107,15 +108,7 @@ def fixed_wording(task: str, template: str | Path) -> None:
 
 
 def _from_yaml(path: Path) -> Template:
-    import yaml
-
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        line = " ".join(str(error).split())
-        raise RetrofitError(f"template {path} cannot be read: {line}") from error
-    if not isinstance(data, dict):
-        raise RetrofitError(f"template {path}: expected keys and values, found no mapping")
+    data = mapping(path)
     known = {field.name: field for field in fields(Template) if field.name != "name"}
     for key in data:
         if key not in known:
