@@ -153,7 +153,7 @@ def _mix(
     before = torch.zeros_like(fresh)
     if cache.open_summary is not None:
         before = torch.cat([cache.open_summary[:, None], before[:, 1:]], 1)
-    summaries = fresh + before
+    summaries = fresh if cache.open_summary is None else plan.merge(before, fresh)
     opened = _opened(plan, Opened(keys, tokens, keys, size, places, part=part), cache, laid)
     began = _began(cache, scanned.ends) if plan.differs else None
     since, decay = _decay(own, cache, laid)
@@ -293,7 +293,7 @@ def _walk_dyadic(
                 None,
             )
         total = None if decay is None else decay[:, s]
-        cache.push(written[:, s], summaries[:, s], total, rows, adds)
+        cache.push(written[:, s], summaries[:, s], total, rows, adds, plan.merge)
         yield stop - 1, stop, cache.bank(tail, rows), rows
 
 

@@ -64,7 +64,7 @@ class CachingConfig:
 
     variant: str = "ssc"
     segment: int = 256
-    router: str = "moment"
+    router: str = "rare"
     init: str = "carry_delta"
     heads: str = "slow"
     tau: float = 150.0

@@ -5,6 +5,7 @@ After n closed segments a row holds one state for every set bit of n: at most lo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,28 +22,35 @@ class DyadicCache(SegmentCache):
     decays: Tensor | None = None  # [B, levels, H] or [B, levels, H, K], total log decay of a block
 
     def push(
-        self, state: Tensor, summary: Tensor, decay: Tensor | None, rows: Tensor, adds: bool
+        self,
+        state: Tensor,
+        summary: Tensor,
+        decay: Tensor | None,
+        rows: Tensor,
+        adds: bool,
+        merge: Callable[[Tensor, Tensor], Tensor],
     ) -> None:
         """Close one segment in the rows where `rows [B]`; full levels cascade upwards.
 
-        `adds`: a block's state is what its halves wrote, else (carry) it is the later running state.
+        `adds`: a block's state is what its halves wrote, else (carry) it is the later running state;
+        `merge` makes a block's summary of those of its halves.
         """
         self._room(state, summary, decay)
         going = rows
         for level in range(self.states.shape[1]):
             taken = (self.counts >> level & 1).bool()
-            place, merge = going & ~taken, going & taken
+            place, full = going & ~taken, going & taken
             self.states = self._set(self.states, level, state, place)
             self.summaries = self._set(self.summaries, level, summary, place)
             if decay is not None:
                 self.decays = self._set(self.decays, level, decay, place)
-            if not merge.any():
+            if not full.any():
                 break
             if adds:
                 state = state + kept(self.states[:, level], decay)
-            summary = summary + self.summaries[:, level]
+            summary = merge(self.summaries[:, level], summary)
             decay = None if decay is None else decay + self.decays[:, level]
-            going = merge
+            going = full
         self.counts = self.counts + rows.long()
         self.held = int(self.counts.max())
 

@@ -94,13 +94,21 @@ class Plan:
 
     @property
     def directions(self) -> int:
-        """How many directions questions and keys are compared along; 0 for all."""
-        return self.config.directions if self.router.UNIT else 0
+        """How many directions questions and keys are turned to; 0 for questions alone, and all."""
+        turned = self.gate.mask.shape[1] if getattr(self.router, "WHITENS", False) else 0
+        return (self.config.directions or turned) if self.router.UNIT else 0
 
     def part(self, places: Tensor) -> Tensor | None:
         """Which part of its segment holds each token of `places [B, T]`, for a router that asks."""
-        count, segment = getattr(self.router, "PARTS", 0), self.config.segment
+        segment = self.config.segment
+        count = (
+            segment if getattr(self.router, "PLACES", False) else getattr(self.router, "PARTS", 0)
+        )
         return places % segment * count // segment if count else None
+
+    def merge(self, before: Tensor, after: Tensor) -> Tensor:
+        """The summary of two pieces, one behind the other."""
+        return getattr(self.router, "merge", torch.add)(before, after)
 
     def start(self, batch: int, device: torch.device) -> SegmentCache:
         """An empty cache of this plan's kind."""

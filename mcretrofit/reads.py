@@ -57,11 +57,12 @@ def _apart(
     gate, config = plan.gate, plan.config
     scores, _ = plan.router.score(asked, bank, None)
     own = plan.router.settled(asked.u, opened)
-    missing = (1 - opened.share)[..., None]
+    adds, missing = getattr(plan.router, "ADDS", True), (1 - opened.share)[..., None]
     if config.relative and plan.router.POSITIVE:
         usual = rules.usual(scores, bank.visible)
-        scores, own = scores / usual[..., None], own / usual + missing
-    else:
+        own = own / usual + missing if adds else rules.among(own, usual, bank.visible)
+        scores = scores / usual[..., None]
+    elif adds:
         own = own + missing * gate.mean
     heat = gate.heated(rules.Z_TEMPERATURE if config.temperature is None else config.temperature)
     rule = partial(

@@ -35,6 +35,12 @@ def usual(scores: Tensor, visible: Tensor) -> Tensor:
     return ((scores * seen).sum(-1) / seen.sum(-1).clamp_min(1)).clamp_min(TINY)
 
 
+def among(own: Tensor, usual: Tensor, visible: Tensor) -> Tensor:
+    """A score `[B, T, H]` over the mean of it and all others; `usual` is the mean of the others."""
+    others = visible.sum(-1)[..., None].to(own.dtype)
+    return own * (others + 1) / (others * usual + own)
+
+
 def relative(scores: Tensor, visible: Tensor) -> Tensor:
     """Scores over the token's own mean, so that no token is loud by nature; one segment alone is 1."""
     return scores / usual(scores, visible)[..., None]

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from mcretrofit.config import CachingConfig
 from mcretrofit.evaluate import read_pieces
+from mcretrofit.registry import load
 from mcretrofit.retrofit import Cover, plans, retrofit_, revert_
 
 # shares of the tokens of ordinary text that may find a segment surprising at a margin of 2, the
-# first one whose reads leave the text alone is taken
+# first one whose reads leave the text alone is taken (a router may have its own)
 LOUD = (0.5, 0.2, 0.05, 0.02)
 HARM = 0.001  # of the text's loss
 
@@ -37,8 +38,10 @@ def with_scores(
                 model(input_ids=row[None].to(model.device), use_cache=False, logits_to_keep=1)
     finally:
         revert_(model)
+    shares = getattr(load("routers", config.router), "LOUD", LOUD)
     levels = (
-        {n: heard[n].put(c, loud) if n in heard else c for n, c in covers.items()} for loud in LOUD
+        {n: heard[n].put(c, loud) if n in heard else c for n, c in covers.items()}
+        for loud in shares
     )
     return _harmless(model, config, levels, batch) if config.rule == "z" else next(levels)
 

@@ -37,8 +37,8 @@ class Oracle:
         unit = plan.router.UNIT
         self.keys = gate.unit(self.own.k) if unit else gate.masked(self.own.k)
         self.u = gate.query(self.q, x, unit, plan.router.USES_QUERY)
-        if unit and plan.config.directions:
-            self._narrow(plan.config.directions, x)
+        if unit and plan.directions:
+            self._narrow(plan.directions, x)
         # by instance: a cache over methods would keep every oracle alive
         self.alone = lru_cache(None)(self._alone)
 
@@ -140,8 +140,8 @@ class Oracle:
         """The logit `[B, H']` of what the open segment wrote until shortly before token t."""
         plan, config = self.plan, self.plan.config
         start, lag = closed[-1][1], min(8, config.segment // 4)
-        parts = [self.keys[:, None, a:b] for a, b in [*closed, (start, max(start, t + 1 - lag))]]
-        sums = [plan.router.summarise(k, torch.ones(k.shape[:3], dtype=torch.bool)) for k in parts]
+        parts = [*closed, (start, max(start, t + 1 - lag))]
+        sums = [self.summary(a, b) for a, b in parts]
         bank = Bank(states, torch.cat(sums, 1), *3 * (torch.ones(1, 1, len(parts)).bool(),))
         asked = Asked(self.u[:, t : t + 1], self.q[:, t : t + 1], self.q[:, t : t + 1])
         scores = plan.router.score(asked, bank, None)[0][:, 0]
@@ -149,8 +149,11 @@ class Oracle:
         missing = 1 - max(0, t + 1 - start - lag) / config.segment
         mean, std = plan.gate.mean, plan.gate.std
         usual = cached.mean(-1).clamp_min(rules.TINY) if config.relative else mean
-        own = own + missing * usual
-        surprise = ((own / usual if config.relative else own) - mean) / std
+        if getattr(plan.router, "ADDS", True):
+            own = (own + missing * usual) / (usual if config.relative else 1)
+        elif config.relative:
+            own = own / ((usual * len(closed) + own) / (len(closed) + 1))
+        surprise = (own - mean) / std
         if config.shared:
             surprise = surprise.mean(1, keepdim=True).expand_as(surprise)
         heat = rules.Z_TEMPERATURE if config.temperature is None else config.temperature
@@ -159,7 +162,8 @@ class Oracle:
 
     def part(self, a: int, b: int) -> Tensor | None:
         """In which part of its segment each of the tokens a .. b - 1 lies, `[B, b - a]`."""
-        segment, count = self.plan.config.segment, getattr(self.plan.router, "PARTS", None)
+        segment, router = self.plan.config.segment, self.plan.router
+        count = segment if hasattr(router, "PLACES") else getattr(router, "PARTS", None)
         if count is None:
             return None
         return torch.tensor([[j % segment * count // segment for j in range(a, b)]] * len(self.q))

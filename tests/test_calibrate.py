@@ -235,7 +235,7 @@ def test_statistics_of_partial_heads_and_several_windows(monkeypatch):
     model = constant_gla(biases)
     monkeypatch.setattr(surprise, "LOUD", (0.2,))
     monkeypatch.setattr(module, "windows", lambda ids, segment: torch.tensor(ids).view(4, 24))
-    found = calibrate(model, IDS[:96], CONFIG)
+    found = calibrate(model, IDS[:96], CONFIG.replace(router="moment"))
     cover = only(found)
     assert cover.heads == [1] and cover.mask.sum() == 18
     mean, std = brute_force(

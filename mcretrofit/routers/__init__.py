@@ -3,15 +3,19 @@
 A router is a module with
 - `width(keys) -> int`: floats that it keeps of a segment and head (its summary);
 - `summarise(keys, valid) -> [B, S, H, P]` of keys `[B, S, C, H, K]` (zero where not `valid [B, S, C]`);
-  the summaries of a segment's pieces add up to the segment's. A router with `PARTS` is also given
-  `part [B, S, C]`: in which of so many equal parts of its segment each token lies;
+  the summaries of a segment's pieces add up to the segment's, or `merge(before, after)` makes it of
+  them. A router with `PARTS` is also given `part [B, S, C]`: in which of so many equal parts of its
+  segment each token lies, with `PLACES` at which place of it;
 - `score(asked, bank, opened) -> (cached [B, T, H, N], online [B, T, H] or None)`: the open segment's
   score, up to and including each token, only where `opened` is given;
 - optionally `settled(u, opened) -> [B, T, H]`: the open segment's score up to `opened.lag` tokens before
-  each token (nearer stands the question itself), where scores add up over a segment's tokens;
-- `UNIT`: keys and queries are made unit vectors first; `USES_QUERY`: whether an untrained gate asks
+  each token (nearer stands the question itself); what is not written yet is made up for, unless
+  scores do not add up over a segment's tokens (`ADDS = False`);
+- `UNIT`: keys and queries are made unit vectors first; `WHITENS`: keys are then turned as questions are;
+  `USES_QUERY`: whether an untrained gate asks
   with the read query; `POSITIVE`: scores are never negative and can be
-  compared with their mean; `TEMPERATURE`: that of the plain rule (`rules.py`).
+  compared with their mean; `TEMPERATURE`: that of the plain rule (`rules.py`);
+  `LOUD`: shares of plain text's tokens that may be surprised, where `surprise.LOUD` are too many.
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ class Opened(NamedTuple):
     lag: int = 0
     near: Tensor | None = None  # [B, lag, H, K], keys of the first segment just before this call
     begun: Tensor | None = None  # [B], where in the first segment this call's tokens begin
-    part: Tensor | None = None  # [B, T], which part of its segment holds a token, where one asks
+    part: Tensor | None = None  # [B, T], which part or place of its segment, where a router asks
 
     def cut(self, tokens: slice, before: Tensor, size: int) -> Opened:
         """A run of segments with what earlier calls put there."""
