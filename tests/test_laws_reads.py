@@ -79,7 +79,7 @@ def test_own_writes_equal_the_oracle(memory, variant):
         check_causality(case)
 
 
-@pytest.mark.parametrize("router", ["mean", "moment", "energy"])
+@pytest.mark.parametrize("router", ["mean", "moment", "rare", "energy"])
 @pytest.mark.parametrize("turned", [False, True], ids=["plain", "turned"])
 @torch.no_grad()
 def test_few_directions_equal_the_oracle(router, turned):
