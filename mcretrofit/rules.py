@@ -37,7 +37,8 @@ def usual(scores: Tensor, visible: Tensor) -> Tensor:
 
 def among(own: Tensor, usual: Tensor, visible: Tensor) -> Tensor:
     """A score `[B, T, H]` over the mean of it and all others; `usual` is the mean of the others."""
-    others = visible.sum(-1)[..., None].to(own.dtype)
+    # a token that sees none is one of the first: nothing is compared, and no gradient is lost
+    others = visible.sum(-1)[..., None].clamp_min(1).to(own.dtype)
     return own * (others + 1) / (others * usual + own)
 
 

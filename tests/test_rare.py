@@ -105,6 +105,24 @@ def test_pieces_equal_one_pass_where_keys_give_way(variant, rule):
         torch.testing.assert_close(end, state)
 
 
+def test_gradients_are_finite_where_nothing_is_visible_yet():
+    (case,) = lawkit.cases(
+        1,
+        seed=1,
+        memory="linear",
+        variant="ssc",
+        router="rare",
+        init="carry_delta",
+        rule="z",
+        gated=True,
+    )
+    some, streams = lawkit.plan(case), example("linear", 3 * SEGMENT)
+    some.gate.double()
+    out, *_ = lawkit.read(some, streams, x=inputs(streams.length))
+    out.square().sum().backward()
+    assert some.gate.weight.grad.isfinite().all() and some.gate.weight.grad.abs().sum() > 0
+
+
 def test_one_match_outweighs_many_halves():
     half = F.normalize(torch.eye(KEYS)[0] + torch.eye(KEYS)[1], dim=0)
     alike, exact = half.expand(8, KEYS), torch.eye(KEYS)[[0, 2, 3, 4, 5, 6, 7, 8]]
