@@ -220,10 +220,10 @@ def test_generate_streams_what_the_model_would_say(run, here):
     wanted = found.model.generate(ids, max_new_tokens=70, do_sample=False)[0, ids.shape[1] :]
     assert row["text"] == found.tokenizer().decode(wanted.tolist())
     assert row["tokens"] == 70 and row["segments"] == 2
-    # both slow heads: 16 x 16 states and a packed second moment
-    assert row["bytes_per_segment"] == 2 * (16 * 16 + 16 * 16) * 4
+    # both slow heads: 16 x 16 states and 32 keys with their lengths and places
+    assert row["bytes_per_segment"] == 2 * (16 * 16 + 32 * 18) * 4
     done = run("generate", "--prompt", "It", "--max-new-tokens", 5)
-    assert done.status == 0 and "memory grows by 4.1 kB a segment" in done.err
+    assert done.status == 0 and "memory grows by 6.7 kB a segment" in done.err
     hot = ("--temperature", 1, "--top-p", 0.9)
     first, again, other = (run(*words, *hot, "--seed", s).rows[0]["text"] for s in (1, 1, 2))
     assert first == again != other

@@ -214,8 +214,9 @@ def test_half_precision(run, place):
 
 @pytest.mark.parametrize("rank", [0, 4])
 def test_every_command_takes_the_trained_gates(run, place, base, rank):
-    words = ("--segment", 16, "--heads", "all", "--margin", 0, "--out", "plain")
-    assert run("wrap", base, *words).status == 0
+    # a router whose reads tell in a model that knows nothing
+    words = ("--router", "moment", "--heads", "all", "--margin", 0, "--out", "plain")
+    assert run("wrap", base, "--segment", 16, *words).status == 0
     kept, loaded = read("plain"), load("plain")
     revert_(loaded.model)
     caching = kept.config.replace(gate=True, rank=rank)
