@@ -30,6 +30,7 @@ from mcretrofit.tokenizer import Tokenizer
 
 OPEN = (0.5, 0.1, 0.02)  # shares of prose tokens that may open a head
 LEAST_HIT = 1.5  # times chance
+APART = 32  # tokens of a near sequence to a pair, at least
 WORSE = 0.0025  # of the base's prose loss, while searching
 LIMIT = 0.005  # of the base's prose loss, in the end
 
@@ -68,6 +69,7 @@ class Searcher:
         config: CachingConfig,
         *,
         length: int,
+        near: int | None = None,
         count: int = 4,
         pairs: int = 16,
         budget: Budget = NO_LIMIT,
@@ -82,9 +84,13 @@ class Searcher:
         self.start, self.budget = config, budget
         ids = tokenizer.encode(text)
         self.prose = windows(ids, config.segment)
-        plant = {"length": length, "count": count, "pairs": pairs}
-        self.facts = planted(tokenizer, text, seed=1, **plant)
-        self.unseen = planted(tokenizer, text, seed=2, **plant)
+        plant = partial(planted, tokenizer, text, count=count)
+        self.facts, self.unseen = (plant(length=length, pairs=pairs, seed=s) for s in (1, 2))
+        # what helps far away must not take what the model holds by itself
+        within = {"length": near or length, "pairs": max(1, min(pairs, (near or length) // APART))}
+        self.near, self.near_unseen = (
+            plant(seed=s, **within) if near and near < length else [] for s in (3, 4)
+        )
         self.made = {
             kind: calibrate(model, ids, config.replace(whiten=kind == "whitened")) for kind in KINDS
         }
@@ -92,7 +98,7 @@ class Searcher:
     def search(self) -> Outcome:
         """Every step, from scores to the confirmed choice."""
         self.tick("base")
-        base = losses(self.model, self.facts, self.prose)
+        base = losses(self.model, self.facts + self.near, self.prose)
         seen = {kind: self.watched(kind) for kind in KINDS}
         found = [self.head(key, seen, base) for key in self.keys()]
         chosen = self.together([c for c in found if c.used], base)
@@ -103,7 +109,7 @@ class Searcher:
         made = self.covers(chosen)
         before, after = losses(self.model, self.unseen, self.prose), self.trial(chosen, self.unseen)
         low, high = interval((before.answers - after.answers).tolist())
-        harmed = after.prose > before.prose * (1 + LIMIT)
+        harmed = after.prose > before.prose * (1 + LIMIT) or (chosen and self.takes(chosen))
         if not chosen or low <= 0 or harmed:
             made = self.covers([])
             chosen = []
@@ -119,12 +125,20 @@ class Searcher:
         config = config.replace(whiten=turned(chosen))
         return Outcome(config, made, table, before, after, low, high, tried, spent)
 
+    def takes(self, choices: list[Choice]) -> bool:
+        """Whether these heads surely cost answers inside the trained length."""
+        if not self.near_unseen:
+            return False
+        before = losses(self.model, self.near_unseen, self.prose)
+        gains = before.answers - self.trial(choices, self.near_unseen).answers
+        return interval(gains.tolist())[1] < 0
+
     def setting(self, choices: list[Choice], config: CachingConfig) -> Losses:
         """Losses under another setting of the whole model; one over the budget is no choice."""
         self.tick(f"top-k {config.top_k}, temperature {config.temperature}, {config.init}")
         kept, self.config = self.config, config
         try:
-            done = self.trial(choices, self.facts)
+            done = self.trial(choices, self.facts + self.near)
             fits = not self.budget.bounded or self.budget.holds(self.spent(choices))
         finally:
             self.config = kept
@@ -173,7 +187,7 @@ class Searcher:
         threshold = seen.loudest.quantile(1 - share).item()
         choice = Choice(*key, hits, False, "", kind, share, threshold)
         self.tick(f"{key[0]} head {key[1]}: {kind}, open for {share:.0%} of prose")
-        done = self.trial([choice], self.facts)
+        done = self.trial([choice], self.facts + self.near)
         return choice._replace(
             answers=(done.answers.mean() - base.answers.mean()).item(),
             prose=done.prose / base.prose - 1,
@@ -185,7 +199,7 @@ class Searcher:
         best = base.answers.mean().item()
         for choice in sorted(found, key=lambda c: c.answers):
             self.tick(f"{choice.mixer} head {choice.head} beside {len(kept)} others")
-            done = self.trial([*kept, choice], self.facts)
+            done = self.trial([*kept, choice], self.facts + self.near)
             harm = done.prose / base.prose - 1
             if done.answers.mean().item() >= best or harm > WORSE:
                 continue

@@ -115,6 +115,7 @@ def searched(loaded: Loaded, caching: CachingConfig, text: str | None, search: S
         shipped_text() if text is None else text,
         caching,
         length=length,
+        near=max(trained, 2 * caching.segment),
         count=search.count,
         pairs=search.pairs,
         budget=Budget(search.megabytes, search.milliseconds),

@@ -111,6 +111,21 @@ def test_a_model_that_recalls_nothing_keeps_its_base(gains):
     assert found.keeps_base and not any(c.used for c in found.choices)
 
 
+def test_what_a_setting_takes_inside_the_trained_length_is_seen():
+    loaded, config = load("builtin:swla"), CachingConfig()
+    what = (loaded.model, loaded.tokenizer(), shipped_text(), config)
+    searcher = Searcher(*what, length=1100, near=512, count=2, pairs=16)
+    (name, head), *_ = searcher.keys()
+    choice = Choice(name, head, (0.0, 0.0), True, "", "whitened", 0.1, 4.0)
+    assert not searcher.takes([choice])
+    # one closed segment alone never surprises: begun afresh, the second one knows nothing of it
+    searcher.config = config.replace(init="reset")
+    assert searcher.takes([choice])
+    kept = searcher.setting([choice], config)
+    lost = searcher.setting([choice], config.replace(init="reset"))
+    assert lost.answers.mean() > kept.answers.mean()
+
+
 @pytest.mark.parametrize("changes", [{"variant": "residual"}, {"rule": "plain"}])
 def test_what_has_no_threshold_is_refused(gains, changes):
     config = CachingConfig().replace(**changes)
