@@ -24,11 +24,12 @@ from mcretrofit.errors import RetrofitError
 from mcretrofit.hits import Key, Seen, watched
 from mcretrofit.planted import Losses, Planted, losses, planted
 from mcretrofit.refine import Tried, refined
+from mcretrofit.registry import load
 from mcretrofit.retrofit import Cover, retrofitted
 from mcretrofit.rows import interval
 from mcretrofit.tokenizer import Tokenizer
 
-OPEN = (0.5, 0.1, 0.02)  # shares of prose tokens that may open a head
+OPEN = (0.5, 0.1, 0.02)  # shares of prose tokens that may open a head (a router may have its own)
 LEAST_HIT = 1.5  # times chance
 APART = 32  # tokens of a near sequence to a pair, at least
 WORSE = 0.0025  # of the base's prose loss, while searching
@@ -83,7 +84,11 @@ class Searcher:
         self.model, self.config, self.tick = model, config, tick
         self.start, self.budget = config, budget
         ids = tokenizer.encode(text)
-        self.prose = windows(ids, config.segment)
+        prose = windows(ids, config.segment).flatten()
+        # as long as the facts: what a few segments leave alone, many may not
+        whole = min(len(prose), length) // config.segment * config.segment
+        self.prose = prose[: len(prose) // whole * whole].view(-1, whole)
+        self.open = getattr(load("routers", config.router), "LOUD", OPEN)[: len(OPEN)]
         plant = partial(planted, tokenizer, text, count=count)
         self.facts, self.unseen = (plant(length=length, pairs=pairs, seed=s) for s in (1, 2))
         # what helps far away must not take what the model holds by itself
@@ -166,7 +171,7 @@ class Searcher:
         nothing = Choice(*key, hits, False, "its scores do not find planted facts")
         tried = [
             self.alone(key, kind, share, seen[kind][key], hits, base)
-            for kind, share in product(KINDS, OPEN)
+            for kind, share in product(KINDS, self.open)
             if seen[kind][key].hit >= LEAST_HIT * seen[kind][key].chance
         ]
         if not tried:
