@@ -11,10 +11,9 @@ A router is a module with
 - optionally `settled(u, opened) -> [B, T, H]`: the open segment's score up to `opened.lag` tokens before
   each token (nearer stands the question itself); what is not written yet is made up for, unless
   scores do not add up over a segment's tokens (`ADDS = False`);
-- `UNIT`: keys and queries are made unit vectors first; `WHITENS`: keys are then turned as questions are;
-  `USES_QUERY`: whether an untrained gate asks
-  with the read query; `POSITIVE`: scores are never negative and can be
-  compared with their mean; `TEMPERATURE`: that of the plain rule (`rules.py`);
+- `UNIT`: keys and queries are made unit vectors first; `WHITENS`: keys are then turned as questions
+  are; `USES_QUERY`: whether an untrained gate asks with the read query; `POSITIVE`: scores are never
+  negative and can be compared with their mean; `TEMPERATURE`: that of the plain rule (`rules.py`);
   `LOUD`: shares of plain text's tokens that may be surprised, where `surprise.LOUD` are too many.
 """
 
