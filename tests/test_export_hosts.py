@@ -39,7 +39,8 @@ def inputs() -> dict[str, torch.Tensor]:
 
 
 def wrap_(model: nn.Module) -> dict[str, Cover]:
-    """Some heads and channels cached, the gates not where they start."""
+    """Some heads and channels cached, the gates not where they start; the same ones every time."""
+    torch.manual_seed(2)
     covers = {}
     for name, cover in every_head(model).items():
         kept = cover.heads[1:] or cover.heads
@@ -55,7 +56,6 @@ def wrap_(model: nn.Module) -> dict[str, Cover]:
 
 def put(root: Path, name: str) -> None:
     """Base, wrapped folder, export, and what the live model answers."""
-    torch.manual_seed(2)
     base, place = root / "base" / name, root / "wrapped" / name
     host(name).save_pretrained(base)
     live, size = load(base).model, 20_000 if name in THOROUGH else 5_000_000_000
@@ -101,7 +101,7 @@ def test_a_fresh_process_answers_alike(root, name):
     with torch.no_grad():
         base = host(name)(input_ids=ids, attention_mask=mask).logits
     apart = (base - expected["logits"])[1].abs().amax(-1)
-    assert apart[:16].max() <= 1e-5 * scale and apart[16:].max() > 1e-3 * scale
+    assert apart[:16].max() <= 1e-5 * scale and apart[16:].max() > 1e-4 * scale
 
 
 def tensors(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
