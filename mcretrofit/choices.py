@@ -9,10 +9,27 @@ import torch
 from torch import Tensor
 
 from mcretrofit.config import CachingConfig
+from mcretrofit.registry import load
 from mcretrofit.retrofit import Cover
 from mcretrofit.rules import Z_TEMPERATURE
 
-KINDS = ("raw", "whitened")
+
+class Kind(NamedTuple):
+    """A way to score segments: a router, and whether questions are whitened."""
+
+    name: str
+    router: str
+    whiten: bool
+
+
+def kinds(config: CachingConfig) -> list[Kind]:
+    """What each head is tried with: the configured router, and those that stand beside it."""
+    own, made = load("routers", config.router), [Kind("raw", config.router, False)]
+    if own.UNIT:
+        made.append(Kind("whitened", config.router, True))
+    for name in getattr(own, "BESIDE", ()):
+        made.append(Kind(name, name, load("routers", name).UNIT))
+    return made
 
 
 class Choice(NamedTuple):
@@ -20,10 +37,10 @@ class Choice(NamedTuple):
 
     mixer: str
     head: int
-    hits: tuple[float, ...]  # by KINDS
+    hits: dict[str, float]  # by the kind's name
     used: bool
     why: str
-    kind: str | None = None
+    kind: Kind | None = None
     opens: float | None = None  # share of prose tokens
     threshold: float | None = None
     answers: float | None = None
@@ -32,42 +49,48 @@ class Choice(NamedTuple):
 
 def turned(choices: Sequence[Choice]) -> bool:
     """Whether any head asks with a whitened question."""
-    return any(choice.kind == "whitened" for choice in choices)
+    return any(choice.kind.whiten for choice in choices)
 
 
 def covers(
     choices: Sequence[Choice],
-    raw: Mapping[str, Cover],
-    white: Mapping[str, Cover],
+    made: Mapping[Kind, Mapping[str, Cover]],
     config: CachingConfig,
 ) -> dict[str, Cover]:
-    """Thresholds become the mean and spread that the z rule reads; other heads are left out."""
+    """Thresholds become the mean and spread that the z rule reads; other heads are left out.
+
+    `made` are the covers of all heads by the kind of score that they were measured with.
+    """
+    mixers = next(iter(made.values()))
     return {
         name: _cover(
             sorted((c for c in choices if c.mixer == name), key=lambda c: c.head),
-            (raw[name], white[name]),
+            {kind: covers[name] for kind, covers in made.items()},
             config,
             turned(choices) or config.directions > 0,
         )
-        for name in raw
+        for name in mixers
     }
 
 
 def _cover(
-    choices: Sequence[Choice], both: tuple[Cover, Cover], config: CachingConfig, white: bool
+    choices: Sequence[Choice], made: Mapping[Kind, Cover], config: CachingConfig, white: bool
 ) -> Cover:
-    raw, at = both[0], [both[0].heads.index(c.head) for c in choices]
-    placed = list(zip(choices, at, strict=True))
-    spreads = [_spread(c, both[KINDS.index(c.kind)], i, config) for c, i in placed]
+    every = next(iter(made.values()))
+    at = [every.heads.index(c.head) for c in choices]
+    placed = [(c, made[c.kind], i) for c, i in zip(choices, at, strict=True)]
+    spreads = [_spread(c, own, i, config) for c, own, i in placed]
     means = [c.threshold - config.margin * s for c, s in zip(choices, spreads, strict=True)]
-    matrices = [_matrix(both[KINDS.index(c.kind)], i) for c, i in placed]
+    matrices = [_matrix(own, i) for _, own, i in placed]
+    routers = [c.kind.router for c in choices]
     return Cover(
         [c.head for c in choices],
-        raw.total,
-        raw.mask[at],
+        every.total,
+        every.mask[at],
         torch.tensor(means),
         torch.tensor(spreads),
         torch.stack(matrices) if white and matrices else None,
+        routers if set(routers) - {config.router} else None,
     )
 
 

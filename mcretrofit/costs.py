@@ -66,6 +66,13 @@ class Described(NamedTuple):
         heads = {name: len(layer["heads"]) for name, layer in self.covers.items()}
         return {m.name: heads.get(m.name, 0) for m in self.skeleton.mixers}
 
+    @property
+    def routers(self) -> dict[str, list[str]]:
+        """The routers of the cached heads of mixers whose heads have their own."""
+        return {
+            n: layer["routers"] for n, layer in (self.covers or {}).items() if "routers" in layer
+        }
+
 
 def describe(model: str | Path, config: str | Path | None = None) -> Described:
     """Read a model's headers (and a wrapped folder's own files); raises `RetrofitError`."""
@@ -100,14 +107,15 @@ def _described(name: str, checkpoint: Checkpoint, *wrapping: Any) -> Described:
 def costs(described: Described, config: CachingConfig, lengths: Sequence[int]) -> list[Cost]:
     """Every variant at every length with the segment and router of `config`."""
     return [
-        cost(described.skeleton, described.covered, config.replace(variant=variant), length)
+        cost(described, config.replace(variant=variant), length)
         for variant in VARIANTS
         for length in lengths
     ]
 
 
-def cost(bones: Skeleton, covered: Mapping[str, int], config: CachingConfig, length: int) -> Cost:
-    """One cell; `covered` says how many heads of each mixer are cached."""
+def cost(described: Described, config: CachingConfig, length: int) -> Cost:
+    """One cell; every head of a mixer counts where it is not known which are cached."""
+    bones, covered, routers = described.skeleton, described.covered, described.routers
     closed = length // config.segment
     logarithmic = config.preset.segmentation == "logarithmic"
     held = closed.bit_length() if logarithmic else closed
@@ -116,7 +124,7 @@ def cost(bones: Skeleton, covered: Mapping[str, int], config: CachingConfig, len
     for mixer in bones.mixers:
         heads = covered[mixer.name]
         states += heads * mixer.cached
-        scores += heads * _summary(mixer, config)
+        scores += heads * _summary(mixer, config, routers.get(mixer.name))
         numbers += mixer.heads * (mixer.keys + mixer.values) * length
     return Cost(
         config.variant,
@@ -134,11 +142,13 @@ def segment_bytes(mixer: Mixer, heads: int, config: CachingConfig) -> int:
     return heads * (mixer.cached + _summary(mixer, config)) * FLOAT
 
 
-def _summary(mixer: Mixer, config: CachingConfig) -> int:
-    """Numbers that a router keeps of a segment and head."""
-    router = load("routers", config.router)
-    few = config.directions if router.UNIT else 0
-    return router.width(min(few or mixer.keys, mixer.keys))
+def _summary(mixer: Mixer, config: CachingConfig, routers: Sequence[str] | None = None) -> int:
+    """Numbers that the widest router keeps of a segment and head."""
+    widths = []
+    for router in (load("routers", name) for name in routers or (config.router,)):
+        few = config.directions if router.UNIT else 0
+        widths.append(router.width(min(few or mixer.keys, mixer.keys)))
+    return max(widths)
 
 
 def of_networks(bones: Skeleton, config: CachingConfig) -> list[str]:

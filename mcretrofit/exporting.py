@@ -24,7 +24,8 @@ from mcretrofit.decoder import DecoderForCausalLM
 from mcretrofit.errors import RetrofitError, unknown
 from mcretrofit.plan import Plan
 from mcretrofit.rawfile import read_json, show
-from mcretrofit.retrofit import mixers, plans
+from mcretrofit.retrofit import Cover, mixers, plans
+from mcretrofit.wrapped import check_routers, sizes
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 CARRIED = (
@@ -130,7 +131,7 @@ def check_covers(covers: Any, checkpoint: Checkpoint) -> None:
     if not isinstance(covers, dict):
         raise RetrofitError(f"{where} does not map mixers to what is cached of them")
     for name, cover in covers.items():
-        if not isinstance(cover, dict) or _SIZES.keys() != cover.keys():
+        if not isinstance(cover, dict) or _SIZES.keys() != cover.keys() - {"routers"}:
             raise RetrofitError(f"{where}: {show(name)} has to hold {', '.join(_SIZES)}")
         wrong = [field for field, kind in _SIZES.items() if type(cover[field]) is not kind]
         heads = [] if wrong else cover["heads"]
@@ -144,12 +145,13 @@ def check_covers(covers: Any, checkpoint: Checkpoint) -> None:
         )
         if wrong or not distinct or not sized:
             raise RetrofitError(f"{where}: {show(name)} does not fit its tensors")
+        check_routers(cover.get("routers"), heads, f"{where}: {show(name)}")
 
 
 def _cover(plan: Plan) -> dict[str, Any]:
     gate = plan.gate
-    sizes = {"heads": gate.heads, "total": plan.total, "keys": gate.mask.shape[1]}
-    return {**sizes, "whiten": gate.whiten is not None, "gate": gate.weight is not None}
+    cover = Cover(gate.heads, plan.total, gate.mask, routers=plan.routers)
+    return {**sizes(cover), "whiten": gate.whiten is not None, "gate": gate.weight is not None}
 
 
 def _code(model: PreTrainedModel) -> dict[str, str]:
@@ -167,7 +169,7 @@ def _plugs(model: PreTrainedModel, *families: str) -> dict[str, tuple[str, ...]]
     return {
         "models": families,
         "ops": tuple(sorted({one.op.__name__.rpartition(".")[2] for one in mixers(model)})),
-        "routers": tuple(sorted({plan.config.router for plan in found})),
+        "routers": tuple(sorted({n for p in found for n in (p.config.router, *(p.routers or ()))})),
         "aggregators": tuple(sorted({plan.config.preset.aggregator for plan in found})),
     }
 

@@ -40,7 +40,7 @@ def need(described: Described, config: CachingConfig | None, probe: Probe, devic
     working = piece * (2 * text.vocab_size + STREAMS * widest + 8 * text.hidden_size) * FLOAT
     cached = 0
     if config is not None:
-        made = cost(bones, described.covered, config, probe.length)
+        made = cost(described, config, probe.length)
         cached = made.cached_bytes
         heads = max(m.heads for m in bones.mixers)
         working += 3 * rows * min(READ, probe.length) * heads * made.segments * FLOAT

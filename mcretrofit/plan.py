@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy, deepcopy
 from functools import cached_property
 from types import ModuleType
@@ -21,15 +21,26 @@ from mcretrofit.memories._networks import Layer
 from mcretrofit.memories._scan import State, tree
 from mcretrofit.registry import load
 from mcretrofit.routers import NEAR
+from mcretrofit.routers._byhead import by_head
 from mcretrofit.segments import SegmentCache
 
 
 class Plan:
     """One mixer's caching: its configuration, its gate, and the modules that the names mean."""
 
-    def __init__(self, config: CachingConfig, gate: Gate, memory: ModuleType, heads: int) -> None:
+    def __init__(
+        self,
+        config: CachingConfig,
+        gate: Gate,
+        memory: ModuleType,
+        heads: int,
+        routers: Sequence[str] | None = None,
+    ) -> None:
         self.config, self.gate, self.memory, self.total = config, gate, memory, heads
-        self.router = load("routers", config.router)
+        # by cached head; None where all are the configuration's
+        self.routers = None if routers is None else list(routers)
+        names = self.routers or [config.router] * max(1, len(gate.heads))
+        self.router = by_head(names, config.directions or gate.mask.shape[1])
         self.aggregator = load("aggregators", config.preset.aggregator)
         self.options = {"top_k": config.top_k} if config.preset.aggregator == "ssc" else {}
         self.logarithmic = config.preset.segmentation == "logarithmic"
@@ -97,6 +108,10 @@ class Plan:
         """How many directions questions and keys are turned to; 0 for questions alone, and all."""
         turned = self.gate.mask.shape[1] if getattr(self.router, "WHITENS", False) else 0
         return (self.config.directions or turned) if self.router.UNIT else 0
+
+    def adds(self, device: torch.device) -> Tensor:
+        """Whether scores add up over the tokens of a segment, of each cached head or of all."""
+        return torch.tensor(getattr(self.router, "ADDS", True), device=device)
 
     def part(self, places: Tensor) -> Tensor | None:
         """Which part of its segment holds each token of `places [B, T]`, for a router that asks."""

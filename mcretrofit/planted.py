@@ -1,12 +1,14 @@
 """Planted facts in plain text: what a search for settings is judged by.
 
-Key-value lines are hidden in the calibration text and asked at its end, the true answers being read;
-plain windows of the same text are the other half of the judgement.
+Key-value lines and single sentences are hidden in the calibration text and asked at its end, the true
+answers being read: some heads find the one kind and some the other. Plain windows of the same text are
+the other half of the judgement.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from random import Random
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +17,13 @@ from torch import Tensor, nn
 from mcretrofit.errors import RetrofitError
 from mcretrofit.evaluate import read_pieces, task_samples
 from mcretrofit.surprise import text_loss
+from mcretrofit.tasks._recall import compact_keys, compact_value, needle, pair_stem, stem
 from mcretrofit.tokenizer import Tokenizer
+
+NEEDLES = 2  # sentences hidden in a sequence,
+ROOM = 512  # where it has so many tokens for each of them
+
+Pieces = tuple[tuple[str, bool], ...]  # texts to be encoded apart, and which of them are answers
 
 
 class Planted(NamedTuple):
@@ -38,9 +46,11 @@ def planted(
     tokenizer: Tokenizer, text: str, *, length: int, count: int, pairs: int, seed: int
 ) -> list[Planted]:
     """`count` sequences of at most `length` tokens; raises where facts do not fit or cannot be spelt."""
+    sentences = min(NEEDLES, length // ROOM)
+    hidden = [_needles(Random(f"needles {seed} {i}"), sentences, pairs) for i in range(count)]
     samples = task_samples(
         "mqar",
-        length=length,
+        length=length - _room(tokenizer, sentences, hidden),
         count=count,
         seed=seed,
         tokenizer=tokenizer,
@@ -48,23 +58,59 @@ def planted(
         pairs=pairs,
         queries=min(pairs, 8),
     )
-    return [_placed(tokenizer, sample) for sample in samples]
+    every = zip(samples, hidden, strict=True)
+    return [_placed(tokenizer, _hide(one.pieces, facts, sentences)) for one, facts in every]
 
 
-def _placed(tokenizer: Tokenizer, sample: Any) -> Planted:
+class _Needle(NamedTuple):
+    """A fact told in a sentence, at which share of the text."""
+
+    key: str
+    value: str
+    depth: float
+
+
+def _needles(rng: Random, count: int, pairs: int) -> list[_Needle]:
+    """More than `count`: one whose key a pair has as well is passed over."""
+    keys = compact_keys(rng, count + pairs) if count else []
+    return [_Needle(key, compact_value(rng), rng.random()) for key in keys]
+
+
+def _room(tokenizer: Tokenizer, count: int, hidden: list[list[_Needle]]) -> int:
+    """The tokens to leave free for `count` sentences and their questions, and one more of each."""
+    told = [f" {needle(one.key, one.value)} " for facts in hidden for one in facts]
+    return 2 * (count + 1) * max((len(tokenizer.encode(words)) for words in told), default=0)
+
+
+def _hide(pieces: Pieces, facts: list[_Needle], count: int) -> Pieces:
+    """`count` of the facts as sentences in the first piece, asked before all else is."""
+    (context, _), *rest = pieces
+    lines = context.split("\n")
+    free = [one for one in facts if not any(x.startswith(pair_stem(one.key)) for x in lines)]
+    asked: list[tuple[str, bool]] = []
+    for one in free[:count]:
+        end = context.rfind(". ", 0, int(len(context) * one.depth))
+        at = 0 if end < 0 else end + 2
+        context = f"{context[:at]}{needle(one.key, one.value)} {context[at:]}"
+        asked += [(f" {stem(one.key)}", False), (f" {one.value}", True), (".", False)]
+    return ((context, False), *asked, *rest)
+
+
+def _placed(tokenizer: Tokenizer, pieces: Pieces) -> Planted:
     ids: list[int] = []
-    spans, said = [], sample.pieces[0][0]
-    for words, is_answer in sample.pieces:
+    spans, said = [], pieces[0][0]
+    for words, is_answer in pieces:
         more = tokenizer.encode(words)
         if is_answer:
             spans.append((len(ids), len(ids) + len(more)))
         ids += more
     facts = []
-    for (stem, _), (value, is_answer) in zip(sample.pieces, sample.pieces[1:], strict=False):
+    for (question, _), (value, is_answer) in zip(pieces, pieces[1:], strict=False):
         if is_answer:
-            line = f"{stem}{value}".strip()
-            before = len(tokenizer.encode(said[: said.index(line)]))
-            facts.append((before, before + len(tokenizer.encode(line))))
+            line = f"{question}{value}".strip()
+            at = said.index(line)
+            cuts = (said[:at].rstrip(" "), said[: at + len(line)])
+            facts.append(tuple(len(tokenizer.encode(words)) for words in cuts))
     return Planted(ids, spans, facts)
 
 

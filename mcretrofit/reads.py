@@ -57,13 +57,14 @@ def _apart(
     gate, config = plan.gate, plan.config
     scores, _ = plan.router.score(asked, bank, None)
     own = plan.router.settled(asked.u, opened)
-    adds, missing = getattr(plan.router, "ADDS", True), (1 - opened.share)[..., None]
+    adds, missing = plan.adds(own.device), (1 - opened.share)[..., None]
     if config.relative and plan.router.POSITIVE:
         usual = rules.usual(scores, bank.visible)
-        own = own / usual + missing if adds else rules.among(own, usual, bank.visible)
+        among = rules.among(own, usual, bank.visible)
+        own = torch.where(adds, own / usual + missing, among)
         scores = scores / usual[..., None]
-    elif adds:
-        own = own + missing * gate.mean
+    else:
+        own = own + adds * missing * gate.mean
     heat = gate.heated(rules.Z_TEMPERATURE if config.temperature is None else config.temperature)
     rule = partial(
         rules.z,

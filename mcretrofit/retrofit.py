@@ -47,6 +47,7 @@ class Cover(NamedTuple):
     mean: Tensor | None = None  # [H']
     std: Tensor | None = None  # [H']
     whiten: Tensor | None = None  # [H', K, K]
+    routers: list[str] | None = None  # [H'], where they are not all the configuration's
 
 
 @cache
@@ -172,7 +173,7 @@ def _attach(found: Found, config: CachingConfig, cover: Cover, width: int) -> No
     for name in ("mask", "mean", "std", "whiten"):
         if getattr(cover, name) is not None:
             getattr(gate, name).copy_(getattr(cover, name))
-    gate.plan = Plan(config, gate, found.op.MEMORY, cover.total)
+    gate.plan = Plan(config, gate, found.op.MEMORY, cover.total, cover.routers)
     _bind(found, _caching(found.op))
     device = next(found.module.parameters()).device
     # a skeleton's gates are real: their values are what an export writes

@@ -11,14 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from itertools import product
 from typing import NamedTuple
 
 from torch import nn
 
 from mcretrofit.budget import NO_LIMIT, Budget, Spent, spent
 from mcretrofit.calibrate import calibrate, windows
-from mcretrofit.choices import KINDS, Choice, covers, turned
+from mcretrofit.choices import Choice, Kind, covers, kinds, turned
 from mcretrofit.config import CachingConfig
 from mcretrofit.errors import RetrofitError
 from mcretrofit.hits import Key, Seen, watched
@@ -31,6 +30,7 @@ from mcretrofit.tokenizer import Tokenizer
 
 OPEN = (0.5, 0.1, 0.02)  # shares of prose tokens that may open a head (a router may have its own)
 LEAST_HIT = 1.5  # times chance
+FAR_LESS = 0.5  # of the best score's hits
 APART = 32  # tokens of a near sequence to a pair, at least
 WORSE = 0.0025  # of the base's prose loss, while searching
 LIMIT = 0.005  # of the base's prose loss, in the end
@@ -88,7 +88,6 @@ class Searcher:
         # as long as the facts: what a few segments leave alone, many may not
         whole = min(len(prose), length) // config.segment * config.segment
         self.prose = prose[: len(prose) // whole * whole].view(-1, whole)
-        self.open = getattr(load("routers", config.router), "LOUD", OPEN)[: len(OPEN)]
         plant = partial(planted, tokenizer, text, count=count)
         self.facts, self.unseen = (plant(length=length, pairs=pairs, seed=s) for s in (1, 2))
         # what helps far away must not take what the model holds by itself
@@ -96,15 +95,21 @@ class Searcher:
         self.near, self.near_unseen = (
             plant(seed=s, **within) if near and near < length else [] for s in (3, 4)
         )
+        # the plain rule, because thresholds are searched here
         self.made = {
-            kind: calibrate(model, ids, config.replace(whiten=kind == "whitened")) for kind in KINDS
+            kind: calibrate(model, ids, self.scored(kind).replace(rule="plain")).covers
+            for kind in kinds(config)
         }
+
+    def scored(self, kind: Kind) -> CachingConfig:
+        """The setting in which every head scores in one way."""
+        return self.config.replace(router=kind.router, whiten=kind.whiten)
 
     def search(self) -> Outcome:
         """Every step, from scores to the confirmed choice."""
         self.tick("base")
         base = losses(self.model, self.facts + self.near, self.prose)
-        seen = {kind: self.watched(kind) for kind in KINDS}
+        seen = {kind: self.watched(kind) for kind in self.made}
         found = [self.head(key, seen, base) for key in self.keys()]
         chosen = self.together([c for c in found if c.used], base)
         tried: list[Tried] = []
@@ -156,23 +161,26 @@ class Searcher:
 
     def keys(self) -> list[Key]:
         """The heads that may be cached."""
-        covers = self.made["raw"].covers
+        covers = next(iter(self.made.values()))
         return [(name, head) for name, cover in covers.items() for head in cover.heads]
 
-    def watched(self, kind: str) -> dict[Key, Seen]:
+    def watched(self, kind: Kind) -> dict[Key, Seen]:
         """Hit rates and the loudest prose scores of every head."""
-        self.tick(f"{kind} scores")
-        config = self.config.replace(whiten=kind == "whitened")
-        return watched(self.model, config, self.made[kind].covers, self.facts, self.prose)
+        self.tick(f"{kind.name} scores")
+        return watched(self.model, self.scored(kind), self.made[kind], self.facts, self.prose)
 
-    def head(self, key: Key, seen: dict[str, dict[Key, Seen]], base: Losses) -> Choice:
+    def head(self, key: Key, seen: dict[Kind, dict[Key, Seen]], base: Losses) -> Choice:
         """The best score and threshold of one head alone."""
-        hits = tuple(seen[kind][key].hit for kind in KINDS)
+        own = {kind: heads[key] for kind, heads in seen.items()}
+        hits = {kind.name: one.hit for kind, one in own.items()}
         nothing = Choice(*key, hits, False, "its scores do not find planted facts")
+        # a score that finds far less than another is not worth a trial
+        least = max(hits.values()) * FAR_LESS
         tried = [
-            self.alone(key, kind, share, seen[kind][key], hits, base)
-            for kind, share in product(KINDS, self.open)
-            if seen[kind][key].hit >= LEAST_HIT * seen[kind][key].chance
+            self.alone(key, kind, share, one, hits, base)
+            for kind, one in own.items()
+            if one.hit >= max(LEAST_HIT * one.chance, least)
+            for share in getattr(load("routers", kind.router), "LOUD", OPEN)[: len(OPEN)]
         ]
         if not tried:
             return nothing
@@ -186,12 +194,18 @@ class Searcher:
         return best._replace(used=True, why="opening it helps answers")
 
     def alone(
-        self, key: Key, kind: str, share: float, seen: Seen, hits: tuple, base: Losses
+        self,
+        key: Key,
+        kind: Kind,
+        share: float,
+        seen: Seen,
+        hits: dict[str, float],
+        base: Losses,
     ) -> Choice:
         """One head with one threshold."""
         threshold = seen.loudest.quantile(1 - share).item()
         choice = Choice(*key, hits, False, "", kind, share, threshold)
-        self.tick(f"{key[0]} head {key[1]}: {kind}, open for {share:.0%} of prose")
+        self.tick(f"{key[0]} head {key[1]}: {kind.name}, open for {share:.1%} of prose")
         done = self.trial([choice], self.facts + self.near)
         return choice._replace(
             answers=(done.answers.mean() - base.answers.mean()).item(),
@@ -224,7 +238,7 @@ class Searcher:
     def covers(self, choices: list[Choice]) -> dict[str, Cover]:
         """Covers of the chosen heads alone."""
         # by the first setting, so that another temperature is another slope
-        return covers(choices, *(self.made[kind].covers for kind in KINDS), self.start)
+        return covers(choices, self.made, self.start)
 
 
 def _dropped(choice: Choice) -> str:

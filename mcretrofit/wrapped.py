@@ -14,9 +14,10 @@ from torch import nn
 from mcretrofit import __version__
 from mcretrofit.checkpoint import Checkpoint
 from mcretrofit.config import CachingConfig, from_mapping
-from mcretrofit.errors import RetrofitError
+from mcretrofit.errors import RetrofitError, unknown
 from mcretrofit.gates import Gate
 from mcretrofit.rawfile import read_json
+from mcretrofit.registry import names
 from mcretrofit.retrofit import Cover
 from mcretrofit.tensorfile import (
     read_header,
@@ -37,6 +38,23 @@ class Wrapped(NamedTuple):
     config: CachingConfig
     covers: dict[str, Cover] | None
     gates: dict[str, torch.Tensor]
+
+
+def sizes(cover: Cover) -> dict[str, Any]:
+    """What a file says of a cover besides its tensors."""
+    routers = {} if cover.routers is None else {"routers": cover.routers}
+    return {"heads": cover.heads, "total": cover.total, "keys": cover.mask.shape[1], **routers}
+
+
+def check_routers(routers: Any, heads: list[int], where: str) -> None:
+    """Refuse routers of a mixer's heads that are not one name for each."""
+    if routers is None:
+        return
+    if not isinstance(routers, list) or len(routers) != len(heads):
+        raise RetrofitError(f"{where}: routers has to name one for each of {len(heads)} heads")
+    for name in routers:
+        if name not in names("routers"):
+            raise unknown(f"{where}: router", str(name), names("routers"))
 
 
 def is_wrapped(path: str | Path) -> bool:
@@ -66,10 +84,7 @@ def write(
         "fingerprint": checkpoint.fingerprint(),
         "sha256": checkpoint.sha256() if full_hash else None,
     }
-    layers = {
-        name: {"heads": c.heads, "total": c.total, "keys": c.mask.shape[1], "why": reasons[name]}
-        for name, c in (covers or {}).items()
-    }
+    layers = {name: {**sizes(c), "why": reasons[name]} for name, c in (covers or {}).items()}
     stored = {
         "format": FORMAT,
         "mcretrofit": __version__,
@@ -172,5 +187,7 @@ def _covers(folder: Path, layers: dict[str, Any]) -> dict[str, Cover]:
                 f"{folder / 'calibration.safetensors'}: {name}.mask does not fit caching.json; "
                 "wrap the model again"
             )
-        covers[name] = Cover(layer["heads"], layer["total"], **have)
+        routers = layer.get("routers")
+        check_routers(routers, layer["heads"], f"{folder / NAME}: {name}")
+        covers[name] = Cover(layer["heads"], layer["total"], **have, routers=routers)
     return covers

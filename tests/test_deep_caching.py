@@ -104,7 +104,7 @@ def test_the_cost_table_counts_what_deep_caches_hold(family, tmp_path):
         with retrofitted(load_model(described.checkpoint), config) as model:
             cache = model(tokens(LENGTH), use_cache=True).past_key_values
         held = cache.states[0]["segments"]
-        said = cost(described.skeleton, described.covered, config, LENGTH)
+        said = cost(described, config, LENGTH)
         assert said.cached_bytes == held.states.nbytes + held.summaries.nbytes
         warned = " ".join(of_networks(described.skeleton, config))
         times = said.ratio * LENGTH / (8 * said.segments)

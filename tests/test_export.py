@@ -50,6 +50,8 @@ CASES = {
         {"variant": "grm", "router": "energy", "init": "reset"},
         {},
     ),
+    "gla-byhead": ("gla", {"routers": ["moment", "rare"], "variant": "loglinear"}, {}),
+    "delta_net-byhead": ("delta_net", {"routers": ["energy", "rare"]}, {}),
     "gated_deltanet-loglinear": ("gated_deltanet", {"variant": "loglinear"}, {}),
     "gated_deltanet-shards": ("gated_deltanet", SSC, {"tie_word_embeddings": True}),
 }
@@ -71,7 +73,9 @@ def build(family: str, **fields: object) -> DecoderForCausalLM:
     return model.eval()
 
 
-def wrap(model: DecoderForCausalLM, **fields: object) -> DecoderForCausalLM:
+def wrap(
+    model: DecoderForCausalLM, routers: list[str] | None = None, **fields: object
+) -> DecoderForCausalLM:
     """Cache all heads of the first mixer and one of the last, some channels left out of both."""
     config = CachingConfig(**{"segment": 16, "margin": 0.1, **fields})
     covers = {}
@@ -82,7 +86,8 @@ def wrap(model: DecoderForCausalLM, **fields: object) -> DecoderForCausalLM:
         mask = 1 - some * (torch.arange(keys) % 4 == 1).float().repeat(len(cached), 1)
         mean, std = torch.rand(len(cached)) * 0.1, 0.5 + torch.rand(len(cached))
         whiten = torch.randn(len(cached), keys, keys) if config.whiten else None
-        covers[name] = Cover(cached, heads, mask, mean, std, whiten)
+        own = None if routers is None else routers[-len(cached) :]
+        covers[name] = Cover(cached, heads, mask, mean, std, whiten, own)
     retrofit_(model, config, covers)
     for name, parameter in model.named_parameters():
         if ".mc." in name:

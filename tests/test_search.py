@@ -40,12 +40,32 @@ def searcher(gains):
 
 def test_planted_facts_are_where_they_are_said_to_be(gains):
     tokenizer = gains.tokenizer()
-    (one,) = planted(tokenizer, shipped_text(), length=700, count=1, pairs=3, seed=5)
-    assert len(one.ids) <= 700 and len(one.answers) == len(one.facts) == 3
+    (one,) = planted(tokenizer, shipped_text(), length=500, count=1, pairs=3, seed=5)
+    assert len(one.ids) <= 500 and len(one.answers) == len(one.facts) == 3
     for (i, j), (start, stop) in zip(one.answers, one.facts, strict=True):
         value = tokenizer.decode(one.ids[i:j])
         line = tokenizer.decode(one.ids[start:stop])
         assert line.endswith(value) and ":" in line and stop <= one.answers[0][0]
+
+
+@pytest.mark.parametrize(("length", "sentences"), [(511, 0), (600, 1), (1600, 2)])
+def test_sentences_are_hidden_beside_the_pairs(gains, length, sentences):
+    tokenizer = gains.tokenizer()
+    for seed in range(8):
+        some = planted(tokenizer, shipped_text(), length=length, count=2, pairs=6, seed=seed)
+        for one in some:
+            assert len(one.ids) <= length and len(one.facts) == 6 + sentences
+            said = []
+            for (i, j), (start, stop) in zip(one.answers, one.facts, strict=True):
+                line = tokenizer.decode(one.ids[start:stop])
+                assert line.endswith(tokenizer.decode(one.ids[i:j]))
+                # it is asked in the words that it was told in
+                asked = tokenizer.decode(one.ids[:j])[-len(line.strip()) :]
+                assert asked == line.strip() and stop < one.answers[0][0]
+                said.append(line.strip().rpartition(" ")[0].rstrip(":").removesuffix(" is"))
+            assert sum(line.startswith("The magic number for") for line in said) == sentences
+            keys = [line.removeprefix("The magic number for ") for line in said]
+            assert len(set(keys)) == len(keys)
 
 
 def test_losses_equal_one_pass_over_the_whole(gains):
@@ -65,20 +85,26 @@ def test_losses_equal_one_pass_over_the_whole(gains):
     assert got.prose == pytest.approx(F.cross_entropy(logits, prose[:, 1:].flatten()).item(), 1e-4)
 
 
-@pytest.mark.parametrize("kind", ["raw", "whitened"])
-def test_a_threshold_is_where_the_online_read_and_the_segment_weigh_alike(searcher, kind):
-    (name, head), *_ = searcher.keys()
-    choice = Choice(name, head, (0.0, 0.0), True, "", kind, 0.1, 1.25)
-    config = searcher.config.replace(whiten=kind == "whitened")
+def kind_of(searcher, name):
+    return next(kind for kind in searcher.made if kind.name == name)
+
+
+@pytest.mark.parametrize("name", ["raw", "whitened", "moment", "energy"])
+def test_a_threshold_is_where_the_online_read_and_the_segment_weigh_alike(searcher, name):
+    (mixer, head), *_ = searcher.keys()
+    kind = kind_of(searcher, name)
+    choice = Choice(mixer, head, {}, True, "", kind, 0.1, 1.25)
+    config = searcher.config.replace(whiten=kind.whiten)
     with retrofitted(searcher.model, config, searcher.covers([choice])):
-        gate = plans(searcher.model)[name].gate
+        gate = plans(searcher.model)[mixer].gate
+        assert plans(searcher.model)[mixer].router.__name__.endswith(kind.router)
         from mcretrofit import rules
 
         scores = torch.tensor([1.0, 1.25, 1.6]).view(1, 1, 1, 3)
         logits, online = rules.z(scores, gate.mean, gate.std, config.margin, rules.Z_TEMPERATURE)
     low, even, high = logits.flatten().tolist()
     assert online.item() == 0 and even == pytest.approx(0, abs=1e-4) and low < 0 < high
-    assert (gate.whiten is None) == (kind == "raw")
+    assert (gate.whiten is None) == (name in ("raw", "energy"))
 
 
 def test_the_search_finds_what_helps_and_confirms_it(searcher):
@@ -116,7 +142,7 @@ def test_what_a_setting_takes_inside_the_trained_length_is_seen():
     what = (loaded.model, loaded.tokenizer(), shipped_text(), config)
     searcher = Searcher(*what, length=1100, near=512, count=2, pairs=16)
     (name, head), *_ = searcher.keys()
-    choice = Choice(name, head, (0.0, 0.0), True, "", "whitened", 0.1, 4.0)
+    choice = Choice(name, head, {}, True, "", kind_of(searcher, "whitened"), 0.1, 4.0)
     assert not searcher.takes([choice])
     # one closed segment alone never surprises: begun afresh, the second one knows nothing of it
     searcher.config = config.replace(init="reset")

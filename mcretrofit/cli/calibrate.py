@@ -85,8 +85,11 @@ def command(
 
 def tell(found: Outcome) -> None:
     """The table of heads and what the choice did to facts that it was not made on."""
-    columns = ("mixer", "head", "finds facts", "score", "open for", "answers", "prose", "cached")
-    render.table("", (*columns, "why"), map(_cells, found.choices))
+    finds = (
+        f"finds facts by {' / '.join(found.choices[0].hits)}" if found.choices else "finds facts"
+    )
+    columns = ("mixer", "head", finds, "score", "open for", "answers", "prose", "cached", "why")
+    render.table("", columns, map(_cells, found.choices))
     if found.tried:
         columns = ("setting", "value", "answers", "prose", "taken")
         render.table("", columns, map(_setting, found.tried))
@@ -112,12 +115,12 @@ def _setting(tried: Tried) -> tuple[object, ...]:
 
 
 def _cells(choice: Choice) -> tuple[object, ...]:
-    hits = " / ".join(f"{hit:.2f}" for hit in choice.hits)
+    hits = " / ".join(f"{hit:.2f}" for hit in choice.hits.values())
     shown = ("-",) * 4
     if choice.answers is not None:
         shown = (
-            choice.kind,
-            f"{choice.opens:.0%} of prose",
+            choice.kind.name,
+            f"{choice.opens:.1%} of prose",
             f"{choice.answers:+.3f}",
             f"{choice.prose:+.2%}",
         )
@@ -125,11 +128,15 @@ def _cells(choice: Choice) -> tuple[object, ...]:
     return (choice.mixer, choice.head, hits, *shown, used, choice.why)
 
 
+def _json(choice: Choice) -> dict[str, Any]:
+    return {**choice._asdict(), "kind": choice.kind and choice.kind.name}
+
+
 def _row(found: Outcome) -> dict[str, Any]:
     return {
         **asdict(found.config),
         "keeps_base": found.keeps_base,
-        "choices": [choice._asdict() for choice in found.choices],
+        "choices": [_json(choice) for choice in found.choices],
         "answers_right": [found.base.right.mean().item(), found.done.right.mean().item()],
         "answers_gain": [found.low, found.high],
         "prose_change": found.prose,

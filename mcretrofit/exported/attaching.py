@@ -24,4 +24,10 @@ def attach_(
 def _home(cover: Mapping[str, Any]) -> Cover:
     heads, keys = list(cover["heads"]), cover["keys"]
     whiten = torch.eye(keys).repeat(len(heads), 1, 1) if cover["whiten"] else None
-    return Cover(heads, cover["total"], torch.ones(len(heads), keys), whiten=whiten)
+    return Cover(
+        heads,
+        cover["total"],
+        torch.ones(len(heads), keys),
+        whiten=whiten,
+        routers=cover.get("routers"),
+    )

@@ -14,7 +14,10 @@ A router is a module with
 - `UNIT`: keys and queries are made unit vectors first; `WHITENS`: keys are then turned as questions
   are; `USES_QUERY`: whether an untrained gate asks with the read query; `POSITIVE`: scores are never
   negative and can be compared with their mean; `TEMPERATURE`: that of the plain rule (`rules.py`);
-  `LOUD`: shares of plain text's tokens that may be surprised, where `surprise.LOUD` are too many.
+  `LOUD`: shares of plain text's tokens that may be surprised, where `surprise.LOUD` are too many;
+  `STATES`: it looks at the cached states and at nothing else; `BESIDE`: names of routers that
+  `calibrate` tries for each head besides this one.
+Heads of a layer may have routers of their own (`_byhead.py`).
 """
 
 from __future__ import annotations

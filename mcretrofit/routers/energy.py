@@ -13,6 +13,7 @@ from mcretrofit.routers import Asked, Opened
 from mcretrofit.segments import Bank
 
 UNIT, USES_QUERY, POSITIVE, TEMPERATURE = False, True, True, 5.0
+STATES = True
 
 
 def width(keys: int) -> int:

@@ -15,6 +15,7 @@ from mcretrofit.routers import Asked, Opened
 from mcretrofit.segments import Bank
 
 UNIT, USES_QUERY, POSITIVE, TEMPERATURE = True, True, True, 10.0
+BESIDE = ("energy",)
 BLOCK = 16
 TOKENS = 128  # packed queries that exist at a time: as many as stay in a core's cache
 

@@ -19,6 +19,7 @@ from mcretrofit.segments import Bank
 UNIT, USES_QUERY, POSITIVE, TEMPERATURE = True, True, True, 10.0
 WHITENS, PLACES, ADDS = True, True, False
 LOUD = (0.05, 0.02, 0.005, 0.001)  # a match stands out more than a sum does
+BESIDE = ("moment", "energy")
 KEPT = 32
 TOKENS = 256  # whose matches with all kept keys exist at a time
 STEPS = 1e4  # lengths are kept in so many parts of one: the same in whatever pieces they come

@@ -1,0 +1,155 @@
+"""Heads with routers of their own: each reads as it does where all heads have its router."""
+
+from __future__ import annotations
+
+import json
+
+import lawkit
+import pytest
+import torch
+from lawkit import HEADS, KEYS, Case, example, inputs, sound
+from test_export import build, wrap
+from torch import Tensor
+
+from mcretrofit.checkpoint import open_checkpoint
+from mcretrofit.config import INITS, VARIANTS
+from mcretrofit.costs import cost, describe
+from mcretrofit.errors import RetrofitError
+from mcretrofit.exporting import described, export
+from mcretrofit.gates import Gate
+from mcretrofit.model import load
+from mcretrofit.plan import Plan
+from mcretrofit.registry import load as module
+from mcretrofit.retrofit import Cover, plans
+from mcretrofit.routers import rare
+from mcretrofit.wrapped import read, write
+
+TOKENS = 41
+MIXES = [("rare", "moment"), ("moment", "rare"), ("rare", "energy"), ("energy", "moment")]
+MEMORIES = ("linear", "delta", "swla", "mlp")
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    # fewer than a segment's tokens: keys have to give way
+    monkeypatch.setattr(rare, "KEPT", 3)
+
+
+def cases() -> list[Case]:
+    every = (
+        Case(memory, variant, "rare", init, "z", "all", gated)
+        for memory in MEMORIES
+        for variant in VARIANTS
+        for init in INITS
+        for gated in (False, True)
+    )
+    return [case for case in every if sound(case) and case.config.routed][::3]
+
+
+def made(case: Case, routers: list[str], own: bool) -> Plan:
+    gate = Gate(list(range(HEADS)), KEYS, lawkit.WIDTH if case.gated else 0, whiten=True)
+    cover = lawkit.covered(case)
+    turn = torch.randn(HEADS, KEYS, KEYS, generator=torch.Generator().manual_seed(4))
+    whiten = turn + turn.transpose(1, 2)
+    for name, value in (("mean", cover.mean), ("std", cover.std), ("whiten", whiten)):
+        getattr(gate, name).copy_(value)
+    lawkit.stir(gate)
+    config = case.config.replace(shared=False, own=own)
+    return Plan(config, gate.double(), module("memories", case.memory), HEADS, routers)
+
+
+def out(plan: Plan, memory: str, sizes: tuple[int, ...] = ()) -> Tensor:
+    return lawkit.read(plan, example(memory, TOKENS), sizes, inputs(TOKENS))[0]
+
+
+@pytest.mark.parametrize("case", cases(), ids=str)
+@pytest.mark.parametrize("routers", MIXES, ids="+".join)
+def test_a_head_reads_as_its_router_alone(case, routers):
+    own = "energy" not in routers
+    found = out(made(case, list(routers), own), case.memory)
+    for head, name in enumerate(routers):
+        alone = out(made(case, [name] * HEADS, own), case.memory)
+        torch.testing.assert_close(found[:, :, head], alone[:, :, head], rtol=1e-9, atol=1e-9)
+    apart = out(made(case, [routers[1]] * HEADS, own), case.memory)[:, :, 0] - found[:, :, 0]
+    assert apart.abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("case", cases()[::4], ids=str)
+@pytest.mark.parametrize("routers", MIXES, ids="+".join)
+def test_pieces_give_what_the_whole_gives(case, routers):
+    whole = out(made(case, list(routers), True), case.memory)
+    pieces = out(made(case, list(routers), True), case.memory, (3, 1, 12, 1, 17, 7))
+    torch.testing.assert_close(pieces, whole, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("routers", [("mean", "moment"), ("submean", "rare"), ("position", "mean")])
+def test_routers_that_ask_otherwise_do_not_mix(routers):
+    with pytest.raises(RetrofitError, match="cannot stand beside each other"):
+        made(Case("linear", "ssc", "rare", "reset", "z", "all", False), list(routers), False)
+
+
+@pytest.fixture
+def wrapped(tmp_path):
+    """A wrapped folder of a tiny model, two of whose heads have routers of their own."""
+    base = tmp_path / "base"
+    export(build("gla"), base, checkpoint=None)
+    live = load(base)
+    model = wrap(live.model, routers=["energy", "rare"], whiten=False)
+    config = next(iter(plans(model).values())).config
+    covers = {
+        n: Cover(p.gate.heads, p.total, p.gate.mask, p.gate.mean, p.gate.std, None, p.routers)
+        for n, p in plans(model).items()
+    }
+    reasons = {name: ["slow"] * cover.total for name, cover in covers.items()}
+    write(tmp_path / "retrofit", config, open_checkpoint(base), covers, reasons, "")
+    return tmp_path / "retrofit", model
+
+
+def test_a_folder_keeps_the_routers(wrapped, tmp_path):
+    folder, live = wrapped
+    ids = torch.randint(64, (1, 70), generator=torch.Generator().manual_seed(2))
+    loaded = load(folder)
+    with torch.no_grad():
+        assert torch.equal(loaded.model(ids).logits, live(ids).logits)
+    export(loaded.model, tmp_path / "export", checkpoint=None)
+    again = load(tmp_path / "export")
+    assert described(again.model) == described(live)
+    assert [c.routers for c in again.covers.values()] == [["energy", "rare"], ["rare"]]
+    with torch.no_grad():
+        assert torch.equal(again.model(ids).logits, live(ids).logits)
+
+
+@pytest.mark.parametrize(
+    ("routers", "line"),
+    [
+        (["rare"], "routers has to name one for each of 2 heads"),
+        ("rr", "routers has to name one for each of 2 heads"),
+        (["rare", "rrare"], "rrare"),
+        (["rare", 3], "3"),
+        (["rare", ["rare"]], "rare"),
+        (["mean", "moment"], "cannot stand beside each other"),
+    ],
+)
+def test_routers_that_do_not_fit_are_refused(wrapped, routers, line, tmp_path):
+    folder, live = wrapped
+    export(live, tmp_path / "export", checkpoint=None)
+    for file, key in (
+        (folder / "caching.json", "layers"),
+        (tmp_path / "export/config.json", "covers"),
+    ):
+        stored = json.loads(file.read_text())
+        next(iter(stored[key].values()))["routers"] = routers
+        file.write_text(json.dumps(stored))
+        with pytest.raises(RetrofitError, match=line):
+            load(file.parent)
+
+
+def test_it_takes_the_memory_that_is_told(wrapped):
+    folder, live = wrapped
+    described_ = describe(folder)
+    said = cost(described_, described_.config, 64)
+    with torch.no_grad():
+        cache = live(torch.zeros(1, 64, dtype=torch.long), use_cache=True).past_key_values
+    held = [state["segments"] for state in cache.states.values()]
+    assert said.cached_bytes == sum(h.states.nbytes + h.summaries.nbytes for h in held)
+    assert read(folder).covers["model.layers.0.attn"].routers == ["energy", "rare"]
