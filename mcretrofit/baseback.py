@@ -11,10 +11,10 @@ import torch
 from mcretrofit import registry
 from mcretrofit._shards import Stored, write_weights
 from mcretrofit.atomic import write_atomic_folder
+from mcretrofit.beside import carried
 from mcretrofit.checkpoint import Checkpoint, open_checkpoint
 from mcretrofit.decoder import DecoderConfig
 from mcretrofit.errors import RetrofitError
-from mcretrofit.exporting import carried
 from mcretrofit.model import base_of
 from mcretrofit.tensorfile import DTYPES
 from mcretrofit.wrapped import check_base, is_wrapped, read

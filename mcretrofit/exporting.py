@@ -19,20 +19,16 @@ from transformers import PreTrainedModel
 from mcretrofit._bundle import ENTRIES, bundle, native_bundle
 from mcretrofit._shards import Stored, stored, write_weights
 from mcretrofit.atomic import write_atomic_folder
+from mcretrofit.beside import borrowed, carried
 from mcretrofit.checkpoint import Checkpoint
 from mcretrofit.decoder import DecoderForCausalLM
 from mcretrofit.errors import RetrofitError, unknown
 from mcretrofit.plan import Plan
-from mcretrofit.rawfile import read_json, show
+from mcretrofit.rawfile import show
 from mcretrofit.retrofit import Cover, mixers, plans
 from mcretrofit.wrapped import check_routers, sizes
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
-CARRIED = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja"),
-    *("rwkv_vocab*.txt", "generation_config.json"),
-)
 _CACHING = ("caching", "covers")
 _SIZES = {"heads": list, "total": int, "keys": int, "whiten": bool, "gate": bool}
 _CARD = """---
@@ -75,7 +71,7 @@ def export(
     if tensors is None:
         tensors = stored(model, checkpoint, None if dtype is None else getattr(torch, dtype))
     code, config = _code(model), _config(model, tensors, checkpoint)
-    beside = carried(checkpoint)
+    beside = carried(checkpoint) | borrowed(checkpoint, model)
     clash = sorted(code.keys() & beside.keys())
     if clash:
         raise RetrofitError(
@@ -203,28 +199,6 @@ def _fields(model: PreTrainedModel, checkpoint: Checkpoint | None) -> dict[str, 
 
 def _bytes(tensors: Mapping[str, Stored], dtype: torch.dtype) -> int:
     return sum(one.nbytes for one in tensors.values() if one.dtype == dtype)
-
-
-def carried(checkpoint: Checkpoint | None) -> dict[str, Path]:
-    """The tokenizer's and the generation settings' files beside the checkpoint, by name."""
-    if checkpoint is None:
-        return {}
-    place = checkpoint.folder or checkpoint.files()[0].parent
-    files = {p.name: p for pattern in CARRIED for p in sorted(place.glob(pattern)) if p.is_file()}
-    settings = read_json(files["tokenizer_config.json"]) if "tokenizer_config.json" in files else {}
-    for reference in _strings(settings.get("auto_map")):
-        code = place / f"{reference.partition('.')[0]}.py"
-        if code.parent == place and code.is_file():
-            files[code.name] = code
-    return files
-
-
-def _strings(value: Any) -> list[str]:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list):
-        return [text for part in value for text in _strings(part)]
-    return [value] if isinstance(value, str) else []
 
 
 def _plain_card(model: PreTrainedModel) -> str:

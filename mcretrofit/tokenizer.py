@@ -148,6 +148,11 @@ def load_tokenizer(place: Path | None, vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
+def is_bytes(config: Any) -> bool:
+    """Whether a model's vocabulary is that of bytes, which need no file."""
+    return config.get_text_config().vocab_size == BytesTokenizer.vocab_size
+
+
 def has_tokenizer(place: Path) -> bool:
     """Whether a folder holds one."""
     return _find(place) is not None

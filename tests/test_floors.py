@@ -23,7 +23,7 @@ FLOORS = (
     {"plan"},
     {"reads"},
     {"caching", "models", "checkpoint", "evaluate", "recommend", "_tables", "recipe"} | {"tuning"},
-    {"decoder", "retrofit", "_shards", "_canvas", "hosted"},
+    {"decoder", "retrofit", "_shards", "_canvas", "hosted", "beside"},
     {"surprise"},
     {"planted"},
     {"hits", "heldout"},

@@ -13,8 +13,10 @@ from safetensors.torch import save_file
 from mcretrofit.checkpoint import open_checkpoint
 from mcretrofit.decoder import DecoderForCausalLM
 from mcretrofit.errors import RetrofitError
+from mcretrofit.exporting import export
 from mcretrofit.loading import load_model
 from mcretrofit.model import load
+from mcretrofit.tokenizer import has_tokenizer
 
 GROUPS = pytest.mark.parametrize("groups", [1, 2])
 
@@ -82,5 +84,11 @@ def test_mamba2_of_state_spaces_comes_from_a_hub_with_anothers_tokenizer(tmp_pat
     # pickled weights are fetched only where there are no others
     assert asked[:2] == [("state-spaces/mamba2-1.3b", False), ("state-spaces/mamba2-1.3b", True)]
     assert asked[2:] == [("EleutherAI/gpt-neox-20b", False)]
+    # an export holds it too, and stands without it where it cannot be had
+    export(loaded.model, tmp_path / "export", checkpoint=loaded.checkpoint)
+    assert load(tmp_path / "export").tokenizer().encode("b") == [1] and len(asked) == 4
+    (tmp_path / "words" / "tokenizer.json").unlink()
+    export(loaded.model, tmp_path / "without", checkpoint=loaded.checkpoint)
+    assert not has_tokenizer(tmp_path / "without") and len(asked) == 5
     (tmp_path / "weights" / "tokenizer.json").write_text(json.dumps({"model": model}))
-    assert load(tmp_path / "weights").tokenizer().encode("b") == [1] and len(asked) == 3
+    assert load(tmp_path / "weights").tokenizer().encode("b") == [1] and len(asked) == 5

@@ -52,6 +52,7 @@ def command(
     from mcretrofit.exporting import export
     from mcretrofit.model import load
     from mcretrofit.streaming import stream
+    from mcretrofit.tokenizer import has_tokenizer, is_bytes
 
     streamed = stream(place, config, dtype)
     found = streamed.loaded if streamed else load(place, config=config)
@@ -82,6 +83,8 @@ def command(
     print(
         f"wrote {folder}: {len(files)} files, {render.size(sum(p.stat().st_size for p in files))}"
     )
+    if not (is_bytes(found.model.config) or has_tokenizer(folder)):
+        render.note("no tokenizer was found beside the weights: the folder holds none")
     print(f'load it with AutoModelForCausalLM.from_pretrained("{folder}", trust_remote_code=True)')
 
 
