@@ -201,7 +201,9 @@ def _opened(plan: Plan, opened: Opened, cache: SegmentCache, laid: Frame) -> Ope
         return opened
     segment, keys = plan.config.segment, opened.keys
     share = (opened.places % segment + 1 - plan.near).clamp_min(0).to(keys.dtype) / segment
-    near = cache.remember(keys, laid, opened.valid.sum(1), plan.near)
+    near = None
+    if plan.sums:
+        near = cache.remember(keys, laid, opened.valid.sum(1), plan.near)
     return opened._replace(share=share, lag=plan.near, near=near, begun=laid.begun)
 
 

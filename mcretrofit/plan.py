@@ -109,8 +109,13 @@ class Plan:
         turned = self.gate.mask.shape[1] if getattr(self.router, "WHITENS", False) else 0
         return (self.config.directions or turned) if self.router.UNIT else 0
 
+    @cached_property
+    def sums(self) -> bool:
+        """Whether scores of any cached head add up over the tokens of a segment."""
+        return bool(torch.tensor(getattr(self.router, "ADDS", True)).any())
+
     def adds(self, device: torch.device) -> Tensor:
-        """Whether scores add up over the tokens of a segment, of each cached head or of all."""
+        """Whose scores add up over the tokens of a segment: of each cached head, or of all."""
         return torch.tensor(getattr(self.router, "ADDS", True), device=device)
 
     def part(self, places: Tensor) -> Tensor | None:

@@ -32,7 +32,7 @@ def files(folder: Path, repo_id: str) -> list[File]:
         folder / "config.json"
     ):
         raise RetrofitError(
-            f"{folder} is not an exported folder: make one with `mcretrofit export --out {folder}`"
+            f"{folder} is not an exported folder: `mcretrofit export` writes one (./export), push that"
         )
     # headers alone: a folder that cannot be opened here cannot be opened there
     weights = {file.name for file in open_checkpoint(folder).files()}

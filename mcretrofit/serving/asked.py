@@ -71,7 +71,7 @@ def read(body: Any, chat: bool) -> Asked:
         _typed(body, "model", (str,), None),
         most,
         float(_number(body, "temperature", 1.0, 0.0, 2.0)),
-        float(_number(body, "top_p", 1.0, 0.0, 1.0)),
+        _nucleus(body),
         _typed(body, "seed", (int,), None),
         _stop(body),
         bool(_typed(body, "stream", (bool,), False)),
@@ -116,8 +116,17 @@ def _typed(body: dict[str, Any], name: str, kinds: tuple[type, ...], default: An
 
 def _number(body: dict[str, Any], name: str, default: float, low: float, high: float) -> float:
     value = _typed(body, name, (int, float), default)
-    if not low <= value <= high or (name == "top_p" and value == 0):
+    if not low <= value <= high:
         raise Refused(f"'{name}' has to be from {low:g} to {high:g}", name)
+    return value
+
+
+def _nucleus(body: dict[str, Any]) -> float:
+    value = float(_number(body, "top_p", 1.0, 0.0, 1.0))
+    if value == 0:
+        raise Refused(
+            "'top_p' has to be above 0; 'temperature' 0 takes the likeliest token", "top_p"
+        )
     return value
 
 
