@@ -172,6 +172,15 @@ def test_calibrate_rewrites_a_wrapped_folder(run, tmp_path):
     assert done.status == 0, done
     (row,) = done.rows
     assert row["folder"] == str(folder) and row["choices"]
+    assert all(
+        choice["hits"].keys() == {"raw", "whitened", "moment", "energy"}
+        for choice in row["choices"]
+    )
+    assert {choice["kind"] for choice in row["choices"] if choice["used"]} <= {"whitened", "moment"}
+    # heads that forget fast are measured, too
+    slow = {(choice["mixer"], choice["head"]) for choice in row["choices"]}
+    every = {(head["mixer"], head["head"]): head["tau"] for head in row["measured"]}
+    assert slow < every.keys() and all((every[key] > 150) == (key in slow) for key in every)
     stored = json.loads((folder / "caching.json").read_text())
     heads = sum(len(layer["heads"]) for layer in stored["layers"].values())
     assert heads == sum(choice["used"] for choice in row["choices"])

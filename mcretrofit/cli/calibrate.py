@@ -16,8 +16,13 @@ from mcretrofit.errors import UsageError
 from mcretrofit.settings import settings
 
 if TYPE_CHECKING:
+    from mcretrofit.calibrate import Head
+    from mcretrofit.choices import Choice
     from mcretrofit.refine import Tried
-    from mcretrofit.search import Choice, Outcome
+    from mcretrofit.search import Outcome
+    from mcretrofit.wrap import Wrapping
+
+MANY = 40  # heads: above it the table has only those that forget slowly
 
 
 @caching_flags
@@ -77,19 +82,23 @@ def command(
         force=force or (kept is not None and out is None),
     )
     if json:
-        render.json_row({"model": model, "folder": str(done.folder), **_row(done.found)})
+        measured = {"measured": [head._asdict() for head in done.heads]}
+        told = {"model": model, "folder": str(done.folder), **_row(done.found), **measured}
+        render.json_row(told)
     else:
         print(f"{done.summary} of {model} ({done.family}) into {done.folder}")
-        tell(done.found)
+        tell(done)
 
 
-def tell(found: Outcome) -> None:
+def tell(done: Wrapping) -> None:
     """The table of heads and what the choice did to facts that it was not made on."""
-    finds = (
-        f"finds facts by {' / '.join(found.choices[0].hits)}" if found.choices else "finds facts"
-    )
-    columns = ("mixer", "head", finds, "score", "open for", "answers", "prose", "cached", "why")
-    render.table("", columns, map(_cells, found.choices))
+    found = done.found
+    tried = {(choice.mixer, choice.head): choice for choice in found.choices}
+    heads = done.heads if len(done.heads) <= MANY else [h for h in done.heads if h[:2] in tried]
+    finds = f"finds facts by {' / '.join(found.choices[0].hits)}" if tried else "finds facts"
+    columns = ("mixer", "head", "time constant", finds, "score", "open for", "answers", "prose")
+    rows = [_cells(head, tried.get(head[:2])) for head in heads]
+    render.table("", (*columns, "cached", "why"), rows)
     if found.tried:
         columns = ("setting", "value", "answers", "prose", "taken")
         render.table("", columns, map(_setting, found.tried))
@@ -114,18 +123,18 @@ def _setting(tried: Tried) -> tuple[object, ...]:
     return (tried.setting, value, f"{tried.answers:+.3f}", over, "yes" if tried.taken else "no")
 
 
-def _cells(choice: Choice) -> tuple[object, ...]:
-    hits = " / ".join(f"{hit:.2f}" for hit in choice.hits.values())
+def _cells(head: Head, choice: Choice | None) -> tuple[object, ...]:
+    hits = "-" if choice is None else " / ".join(f"{hit:.2f}" for hit in choice.hits.values())
     shown = ("-",) * 4
-    if choice.answers is not None:
+    if choice is not None and choice.answers is not None:
         shown = (
             choice.kind.name,
             f"{choice.opens:.1%} of prose",
             f"{choice.answers:+.3f}",
             f"{choice.prose:+.2%}",
         )
-    used = "yes" if choice.used else "no"
-    return (choice.mixer, choice.head, hits, *shown, used, choice.why)
+    used = "yes" if head.cached else "no"
+    return (head.mixer, head.head, render.tokens(head.tau), hits, *shown, used, head.why)
 
 
 def _json(choice: Choice) -> dict[str, Any]:

@@ -78,14 +78,14 @@ def command(
 
 def _tell(done: Wrapping, model: str) -> None:
     print(f"{done.summary} of {model} ({done.family}) into {done.folder}")
-    if 0 < len(done.heads) <= MANY:
+    if done.found is not None:
+        tell(done)
+    elif 0 < len(done.heads) <= MANY:
         render.table(
             "", ("mixer", "head", *_COLUMNS, "score mean", "std", "why"), map(_row, done.heads)
         )
     elif done.heads:
         render.table("", ("mixer", *_COLUMNS), _by_mixer(done.heads))
-    if done.found is not None:
-        tell(done.found)
     for warning in done.warnings:
         render.note(f"warning: {warning}")
 
