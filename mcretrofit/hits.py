@@ -49,7 +49,7 @@ def watched(
             for row in prose.to(model.device):
                 model(input_ids=row[None], use_cache=False, logits_to_keep=1)
     return {
-        (name, head): Seen(*seen[name, head], torch.cat(plain_text[name].best)[:, i].float())
+        (name, head): Seen(*seen[name, head], plain_text[name].loudest()[:, i])
         for name, cover in covers.items()
         for i, head in enumerate(cover.heads)
     }

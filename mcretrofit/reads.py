@@ -70,15 +70,15 @@ def _apart(
         rules.z,
         mean=gate.mean,
         std=gate.std,
-        margin=config.margin,
         temperature=heat,
         shared=config.shared,
     )
-    loud = rule(own[..., None])[0][..., 0]
+    # one candidate, whatever the number of the others
+    loud = rule(own[..., None], margin=config.margin)[0][..., 0]
     loud = loud.masked_fill(~bank.visible.any(-1, keepdim=True), -torch.inf)
     online = asked.online - loud.sigmoid()[..., None] * left
     return asked._replace(online=online), lambda: (
-        rule(scores)[0],
+        rule(scores, margin=_margin(plan, bank, scores))[0],
         gate.biased(F.softplus(loud)),
     )
 
@@ -106,10 +106,17 @@ def _logits(plan: Plan, bank: Bank, asked: Asked, opened: Opened) -> tuple[Tenso
     heat = gate.heated(default if config.temperature is None else config.temperature)
     if config.rule == "z":
         scores = _surprise(plan, bank, asked)
-        cached, online = rules.z(scores, gate.mean, gate.std, config.margin, heat, config.shared)
+        margin = _margin(plan, bank, scores)
+        cached, online = rules.z(scores, gate.mean, gate.std, margin, heat, config.shared)
     else:
         cached, online = rules.plain(*plan.router.score(asked, bank, opened), heat)
     return cached, gate.biased(online)
+
+
+def _margin(plan: Plan, bank: Bank, scores: Tensor) -> Tensor:
+    """What a segment has to exceed `[B, T, 1, 1]`, in spreads."""
+    heads = scores.shape[2] if plan.config.shared else 1
+    return plan.config.margin + rules.rise(bank.visible, heads)[..., None, None].to(scores.dtype)
 
 
 def _surprise(plan: Plan, bank: Bank, asked: Asked) -> Tensor:

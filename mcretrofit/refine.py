@@ -36,10 +36,12 @@ def refined(
     trial: Callable[[CachingConfig], Losses],
     base: Losses,
     worse: float,
+    worth: float = 0.0,
 ) -> tuple[CachingConfig, list[Tried]]:
     """The setting with the best answers among those that leave prose within `worse`, and all tried.
 
-    A value replaces another where the 95 % interval of what each answer gains lies above zero.
+    A value replaces another where the 95 % interval of what each answer gains lies above zero, and
+    the gain is `worth` nats a token at least.
     """
     best, table = trial(config), []
     for name, values in TRIED.items():
@@ -48,7 +50,7 @@ def refined(
         found = [(value, trial(config.replace(**{name: value}))) for value in values]
         taken = getattr(config, name)
         for value, done in found:
-            if _gains(best, done) and done.prose <= base.prose * (1 + worse):
+            if _gains(best, done, worth) and done.prose <= base.prose * (1 + worse):
                 best, taken = done, value
         config = config.replace(**{name: taken})
         table += [
@@ -64,7 +66,7 @@ def refined(
     return config, table
 
 
-def _gains(before: Losses, after: Losses) -> bool:
+def _gains(before: Losses, after: Losses, worth: float) -> bool:
     gains = before.answers - after.answers
     spread = gains.std() / len(gains) ** 0.5 if len(gains) > 1 else math.inf
-    return gains.mean().item() > 1.96 * float(spread)
+    return gains.mean().item() > max(worth, 1.96 * float(spread))

@@ -34,6 +34,9 @@ FAR_LESS = 0.5  # of the best score's hits
 APART = 32  # tokens of a near sequence to a pair, at least
 WORSE = 0.0025  # of the base's prose loss, while searching
 LIMIT = 0.005  # of the base's prose loss, in the end
+WORTH = (
+    0.005  # of the base's loss of answers: what is surely gained, but less than that, is nothing
+)
 
 
 class Outcome(NamedTuple):
@@ -114,13 +117,14 @@ class Searcher:
         chosen = self.together([c for c in found if c.used], base)
         tried: list[Tried] = []
         if chosen:
-            self.config, tried = refined(self.config, partial(self.setting, chosen), base, WORSE)
+            trial, worth = partial(self.setting, chosen), WORTH * base.answers.mean().item()
+            self.config, tried = refined(self.config, trial, base, WORSE, worth)
         self.tick("confirming on other facts")
         made = self.covers(chosen)
         before, after = losses(self.model, self.unseen, self.prose), self.trial(chosen, self.unseen)
         low, high = interval((before.answers - after.answers).tolist())
         harmed = after.prose > before.prose * (1 + LIMIT) or (chosen and self.takes(chosen))
-        if not chosen or low <= 0 or harmed:
+        if not chosen or low <= WORTH * before.answers.mean().item() or harmed:
             made = self.covers([])
             chosen = []
         kept = {(c.mixer, c.head) for c in chosen}
@@ -189,7 +193,7 @@ class Searcher:
             least = min(tried, key=lambda c: c.prose)
             return least._replace(used=False, why=f"opening it harms prose by {least.prose:.2%}")
         best = min(safe, key=lambda c: c.answers)
-        if best.answers >= 0:
+        if best.answers >= -WORTH * base.answers.mean().item():
             return best._replace(used=False, why="opening it does not help answers")
         return best._replace(used=True, why="opening it helps answers")
 
@@ -216,11 +220,12 @@ class Searcher:
         """Heads by what they gain, each kept where it helps beside those before it."""
         kept: list[Choice] = []
         best = base.answers.mean().item()
+        least = WORTH * best
         for choice in sorted(found, key=lambda c: c.answers):
             self.tick(f"{choice.mixer} head {choice.head} beside {len(kept)} others")
             done = self.trial([*kept, choice], self.facts + self.near)
             harm = done.prose / base.prose - 1
-            if done.answers.mean().item() >= best or harm > WORSE:
+            if done.answers.mean().item() >= best - least or harm > WORSE:
                 continue
             if not self.budget.bounded or self.budget.holds(self.spent([*kept, choice])):
                 kept.append(choice)

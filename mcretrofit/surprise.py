@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from mcretrofit import rules
 from mcretrofit.config import CachingConfig
 from mcretrofit.evaluate import read_pieces
 from mcretrofit.registry import load
@@ -19,6 +20,7 @@ from mcretrofit.retrofit import Cover, plans, retrofit_, revert_
 
 # shares of the tokens of ordinary text that may find a segment surprising at a margin of 2, the
 # first one whose reads leave the text alone is taken (a router may have its own)
+MARGIN = 2  # spreads: what that share exceeds
 LOUD = (0.5, 0.2, 0.05, 0.02)
 HARM = 0.001  # of the text's loss
 
@@ -82,6 +84,7 @@ class Scores:
     def __init__(self) -> None:
         self.count, self.total = torch.zeros(()), torch.zeros(())
         self.best: list[Tensor] = []
+        self.rises: list[Tensor] = []  # of the margin, of the same tokens
 
     def add(self, scores: Tensor, visible: Tensor) -> None:
         """Scores `[B, T, H, N]` of what is visible `[B, T, N]`."""
@@ -92,11 +95,22 @@ class Scores:
         several = visible.sum(-1) > 1
         if several.any():
             self.best.append(scores.masked_fill(~seen, -torch.inf).amax(-1)[several].cpu())
+            self.rises.append(rules.rise(visible)[several].cpu())
+
+    @property
+    def mean(self) -> Tensor:
+        """Of all scores `[H]`."""
+        return (self.total / self.count.clamp_min(1)).float()
+
+    def loudest(self) -> Tensor:
+        """The best score of each token `[X, H]`, as if it saw few segments."""
+        above = torch.cat(self.best).float() - self.mean
+        return self.mean + above / (1 + torch.cat(self.rises) / MARGIN)[:, None]
 
     def put(self, cover: Cover, loud: float) -> Cover:
         """The cover with the mean, and the spread that a share `loud` of all tokens exceed twofold."""
-        mean = (self.total / self.count.clamp_min(1)).float()
+        mean = self.mean
         if not self.best:
             return cover._replace(mean=mean, std=torch.ones_like(mean))
-        best = torch.cat(self.best).float().quantile(1 - loud, dim=0)
-        return cover._replace(mean=mean, std=(best - mean).clamp_min(0) / 2)
+        best = self.loudest().quantile(1 - loud, dim=0)
+        return cover._replace(mean=mean, std=(best - mean).clamp_min(0) / MARGIN)

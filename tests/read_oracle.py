@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from itertools import accumulate
 
@@ -228,7 +229,9 @@ class Oracle:
                 surprise = surprise.mean(1, keepdim=True).expand_as(surprise)
             heat = plan.gate.heated(heat)
             each = heat if isinstance(heat, float) else heat[:, None]
-            logits = each * (surprise - config.margin)
+            rise = rules.STEEP * math.log(max(1, len(closed) / rules.FEW))
+            rise /= math.sqrt(len(self.heads)) if config.shared else 1
+            logits = each * (surprise - config.margin - rise)
             bent = 4 * torch.tanh(logits / 4) + 0.01 * logits
             cached = torch.where(logits > 0, bent, logits)
             own = torch.zeros_like(scores[:, -1, :, 0])

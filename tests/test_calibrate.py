@@ -194,6 +194,7 @@ def brute_force(
     """Mean score of closed segments by later tokens, and half of what the loudest fifth exceed it."""
     every: list[list[float]] = [[] for _ in cover.heads]
     best: list[list[float]] = [[] for _ in cover.heads]
+    rises: list[list[float]] = [[] for _ in cover.heads]
     for streams in streams_of(model, batch):
         for i, h in enumerate(cover.heads):
             q, k = (s[:, h] * cover.mask[i].double() for s in (streams.q, streams.k))
@@ -208,9 +209,12 @@ def brute_force(
                 scale = sum(scores) / len(scores) if relative and scores else 1.0
                 every[i] += [score / scale for score in scores]
                 best[i] += [max(scores) / scale] if len(scores) > 1 else []
+                more = 0.75 * math.log(max(4, len(scores)) / 4)
+                rises[i] += [1 + more / 2] if len(scores) > 1 else []
     mean = torch.tensor(every).double().mean(1)
-    loud = torch.tensor(best).double().quantile(0.8, dim=1)
-    return mean, (loud - mean).clamp_min(0) / 2
+    # the best of more than four segments counts for less
+    above = (torch.tensor(best).double() - mean[:, None]) / torch.tensor(rises).double()
+    return mean, above.quantile(0.8, dim=1).clamp_min(0) / 2
 
 
 @pytest.mark.parametrize("compared", [False, True], ids=["absolute", "relative"])

@@ -55,6 +55,14 @@ def test_a_gain_that_may_be_chance_is_not_taken():
     assert config.top_k == 2
 
 
+def test_a_gain_that_is_sure_but_worth_nothing_is_not_taken():
+    def trial(config: CachingConfig) -> Losses:
+        return losses(2.0 - 1e-4 * (config.top_k == 4))
+
+    assert refined(CachingConfig(), trial, BASE, 0.01, 1e-3)[0].top_k == 2
+    assert refined(CachingConfig(), trial, BASE, 0.01, 1e-5)[0].top_k == 4
+
+
 def test_grm_has_no_number_of_segments_to_choose():
     _, table = refined(CachingConfig(variant="grm"), lambda _: losses(2.0), BASE, 0.01)
     assert {t.setting for t in table} == {"temperature", "init"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -47,3 +49,27 @@ def test_one_head_is_routed_by_itself(heads):
     alone = rules.z(scores, MEAN[:heads], STD[:heads], 1.0, 2.0, False)[0]
     both = rules.z(scores, MEAN[:heads], STD[:heads], 1.0, 2.0, True)[0]
     assert torch.equal(alone, both) == (heads == 1)
+
+
+def test_the_margin_rises_with_the_number_of_segments():
+    counts = [0, 1, 4, 8, 32, 128]
+    visible = torch.arange(128) < torch.tensor(counts)[:, None]
+    one, two = (rules.rise(visible[None], heads)[0] for heads in (1, 2))
+    want = torch.tensor([0.75 * max(0.0, math.log(max(n, 1) / 4)) for n in counts])
+    torch.testing.assert_close(one, want)
+    torch.testing.assert_close(two, want / 2**0.5)
+
+
+def test_the_best_of_many_ordinary_segments_is_as_seldom_loud_as_that_of_few():
+    # tails as scores have them: every spread makes a score e^2.5 times as rare
+    scores = torch.empty(4000, 64).exponential_(2.5, generator=torch.Generator().manual_seed(0))
+
+    def loud(count: int, risen: bool) -> float:
+        visible = torch.ones(1, 1, count, dtype=torch.bool)
+        margin = 2.0 + (rules.rise(visible).item() if risen else 0.0)
+        return float((scores[:, :count].amax(1) > margin).float().mean())
+
+    few = loud(4, True)
+    assert few == loud(4, False) and 0.01 < few < 0.05
+    assert loud(64, False) > 8 * few
+    assert loud(64, True) < 3 * few

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from cli_helpers import refused, runner
 
+from mcretrofit import search
 from mcretrofit.calibrate import shipped_text, windows
 from mcretrofit.config import CachingConfig
 from mcretrofit.errors import RetrofitError
@@ -117,6 +118,15 @@ def test_the_search_finds_what_helps_and_confirms_it(searcher):
     assert used and {(n, h) for n, c in found.covers.items() for h in c.heads} == {
         (c.mixer, c.head) for c in used
     }
+
+
+def test_what_is_surely_gained_but_worth_nothing_keeps_the_base(gains, monkeypatch):
+    small = {"length": 1100, "count": 1, "pairs": 12}
+    monkeypatch.setattr(search, "interval", lambda gained: (1e-4, 2e-4))
+    found = Searcher(
+        gains.model, gains.tokenizer(), shipped_text(), CachingConfig(), **small
+    ).search()
+    assert found.keeps_base and found.low == 1e-4
 
 
 def test_a_model_that_recalls_nothing_keeps_its_base(gains):
