@@ -23,6 +23,8 @@ from mcretrofit.tokenizer import Tokenizer
 NEEDLES = 2  # sentences hidden in a sequence,
 ROOM = 512  # where it has so many tokens for each of them
 
+LEAST = 3  # segments of a sequence: the second one has nothing to choose from
+
 Pieces = tuple[tuple[str, bool], ...]  # texts to be encoded apart, and which of them are answers
 
 
@@ -112,6 +114,21 @@ def _placed(tokenizer: Tokenizer, pieces: Pieces) -> Planted:
             cuts = (said[:at].rstrip(" "), said[: at + len(line)])
             facts.append(tuple(len(tokenizer.encode(words)) for words in cuts))
     return Planted(ids, spans, facts)
+
+
+def plain_windows(prose: Tensor, segment: int, length: int) -> Tensor:
+    """Windows `[B, T]` as long as facts of `length` tokens: what few segments leave alone, many may not.
+
+    Raises `RetrofitError` where there is no third segment.
+    """
+    flat = prose.flatten()
+    whole = min(len(flat), length) // segment * segment
+    if whole < LEAST * segment:
+        raise RetrofitError(
+            f"calibrate compares segments: a sequence (--length {length}) and the text ({len(flat)} "
+            f"whole tokens) have to hold {LEAST} of {segment} tokens at least"
+        )
+    return flat[: len(flat) // whole * whole].view(-1, whole)
 
 
 @torch.no_grad()

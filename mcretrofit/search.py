@@ -21,7 +21,7 @@ from mcretrofit.choices import Choice, Kind, covers, kinds, turned
 from mcretrofit.config import CachingConfig
 from mcretrofit.errors import RetrofitError
 from mcretrofit.hits import Key, Seen, watched
-from mcretrofit.planted import Losses, Planted, losses, planted
+from mcretrofit.planted import Losses, Planted, losses, plain_windows, planted
 from mcretrofit.refine import Tried, refined
 from mcretrofit.registry import load
 from mcretrofit.retrofit import Cover, retrofitted
@@ -30,6 +30,7 @@ from mcretrofit.tokenizer import Tokenizer
 
 OPEN = (0.5, 0.1, 0.02)  # shares of prose tokens that may open a head (a router may have its own)
 LEAST_HIT = 1.5  # times chance
+UNSURE = "but other facts do not confirm it"
 FAR_LESS = 0.5  # of the best score's hits
 APART = 32  # tokens of a near sequence to a pair, at least
 WORSE = 0.0025  # of the base's prose loss, while searching
@@ -86,11 +87,9 @@ class Searcher:
             )
         self.model, self.config, self.tick = model, config, tick
         self.start, self.budget = config, budget
+        self.dropped: dict[Key, str] = {}
         ids = tokenizer.encode(text)
-        prose = windows(ids, config.segment).flatten()
-        # as long as the facts: what a few segments leave alone, many may not
-        whole = min(len(prose), length) // config.segment * config.segment
-        self.prose = prose[: len(prose) // whole * whole].view(-1, whole)
+        self.prose = plain_windows(windows(ids, config.segment), config.segment, length)
         plant = partial(planted, tokenizer, text, count=count)
         self.facts, self.unseen = (plant(length=length, pairs=pairs, seed=s) for s in (1, 2))
         # what helps far away must not take what the model holds by itself
@@ -131,7 +130,7 @@ class Searcher:
         table = [
             c
             if not c.used or (c.mixer, c.head) in kept
-            else c._replace(used=False, why=_dropped(c))
+            else c._replace(used=False, why=f"{c.why} alone, {self.dropped.get(c[:2], UNSURE)}")
             for c in found
         ]
         spent = self.spent(chosen) if chosen else None
@@ -226,8 +225,10 @@ class Searcher:
             done = self.trial([*kept, choice], self.facts + self.near)
             harm = done.prose / base.prose - 1
             if done.answers.mean().item() >= best - least or harm > WORSE:
-                continue
-            if not self.budget.bounded or self.budget.holds(self.spent([*kept, choice])):
+                self.dropped[choice[:2]] = "but not beside the others"
+            elif self.budget.bounded and not self.budget.holds(self.spent([*kept, choice])):
+                self.dropped[choice[:2]] = "but it is over the budget"
+            else:
                 kept.append(choice)
                 best = done.answers.mean().item()
         return kept
@@ -244,7 +245,3 @@ class Searcher:
         """Covers of the chosen heads alone."""
         # by the first setting, so that another temperature is another slope
         return covers(choices, self.made, self.start)
-
-
-def _dropped(choice: Choice) -> str:
-    return f"{choice.why} alone, but not beside the others or not on other facts"

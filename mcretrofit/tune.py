@@ -26,7 +26,7 @@ from mcretrofit.tunedata import Feed
 from mcretrofit.tunefolder import write_tuned
 from mcretrofit.tunelog import draw, refuse_other
 from mcretrofit.tuning import DTYPES, RANK, Tuning
-from mcretrofit.wrap import nothing, wrap
+from mcretrofit.wrap import wrap
 from mcretrofit.wrapped import is_wrapped, read
 
 HELD = 5  # one part of so many of the text is held out
@@ -162,7 +162,10 @@ def _gated(places: Places, tuning: Tuning, chosen: Mapping[str, Any], device: st
     loaded = load(places.source, dtype=DTYPES[tuning.dtype], device=device)
     rank = settings(None, None, {"rank": RANK, **chosen}).rank
     if not loaded.wrapped:
-        raise RetrofitError(nothing(loaded.config))
+        raise RetrofitError(
+            f"no head of {places.source} is cached, so that there is no gate to train; its caching.json "
+            "says why of each (`mcretrofit wrap --heads all` caches them anyway)"
+        )
     caching = _plain(loaded.config).replace(gate=True, rank=rank)
     revert_(loaded.model)
     retrofit_(loaded.model, caching, loaded.covers)

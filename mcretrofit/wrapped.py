@@ -46,6 +46,16 @@ def sizes(cover: Cover) -> dict[str, Any]:
     return {"heads": cover.heads, "total": cover.total, "keys": cover.mask.shape[1], **routers}
 
 
+def check_heads(layer: dict[str, Any], where: str) -> None:
+    """Refuse heads that are not distinct ones of a mixer's `total`."""
+    heads, total = layer["heads"], layer["total"]
+    known = isinstance(heads, list) and type(total) is int
+    if not known or not all(type(h) is int and 0 <= h < total for h in heads):
+        raise RetrofitError(f"{where}: heads has to list numbers from 0 on, below its total")
+    if len(set(heads)) < len(heads):
+        raise RetrofitError(f"{where}: heads names one twice")
+
+
 def check_routers(routers: Any, heads: list[int], where: str) -> None:
     """Refuse routers of a mixer's heads that are not one name for each."""
     if routers is None:
@@ -177,6 +187,7 @@ def _covers(folder: Path, layers: dict[str, Any]) -> dict[str, Cover]:
     header = read_header(folder / "calibration.safetensors")
     covers = {}
     for name, layer in layers.items():
+        check_heads(layer, f"{folder / NAME}: {name}")
         have = {
             field: read_tensor(header[f"{name}.{field}"])
             for field in ("mask", "mean", "std", "whiten")

@@ -144,6 +144,16 @@ def test_routers_that_do_not_fit_are_refused(wrapped, routers, line, tmp_path):
             load(file.parent)
 
 
+@pytest.mark.parametrize("heads", ["1", [7, 0], [-1, 0], [True, 0], [0, 0], None])
+def test_heads_that_there_are_not_are_refused(wrapped, heads):
+    file = wrapped[0] / "caching.json"
+    stored = json.loads(file.read_text())
+    next(iter(stored["layers"].values()))["heads"] = heads
+    file.write_text(json.dumps(stored))
+    with pytest.raises(RetrofitError, match="heads"):
+        read(wrapped[0])
+
+
 def test_it_takes_the_memory_that_is_told(wrapped):
     folder, live = wrapped
     described_ = describe(folder)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from cli_helpers import refused, runner
 
 from mcretrofit import search
+from mcretrofit.budget import Budget
 from mcretrofit.calibrate import shipped_text, windows
 from mcretrofit.config import CachingConfig
 from mcretrofit.errors import RetrofitError
@@ -200,3 +201,20 @@ def test_calibrate_rewrites_a_wrapped_folder(run, tmp_path):
 @pytest.mark.parametrize("flag", ["--length", "--samples", "--pairs"])
 def test_impossible_numbers_are_refused(run, flag):
     refused(run("calibrate", GAINS, flag, 0), 2, flag, "at least 1")
+
+
+@pytest.mark.parametrize("flags", [("--length", 100), ("--length", 600), ("--segment", 600)])
+def test_sequences_of_two_segments_are_refused(run, tmp_path, flags):
+    out = tmp_path / "x"
+    flags = (*flags, "--length", 1100) if "--segment" in flags else flags
+    done = run("calibrate", GAINS, *flags, "--samples", 1, "--pairs", 4, "--out", out)
+    refused(done, 1, "have to hold 3 of")
+    assert not out.exists()
+
+
+def test_the_table_says_that_a_head_is_over_the_budget(gains, monkeypatch):
+    found = Searcher(
+        *(gains.model, gains.tokenizer(), shipped_text(), CachingConfig()),
+        **{"length": 1100, "count": 1, "pairs": 20, "budget": Budget(1e-3)},
+    ).search()
+    assert found.keeps_base and any("over the budget" in c.why for c in found.choices)
