@@ -74,7 +74,11 @@ def write_safetensors(
         plain[name] = tensor.clone() if address in seen else tensor
         seen.add(address)
     try:
+        work.touch()
+        # as any new file here, not for its owner alone
+        mode = work.stat().st_mode
         save_file(plain, work, dict(metadata) if metadata else None)
+        work.chmod(mode)
         _fsync(work)
         os.replace(work, path)
         _fsync(path.parent)

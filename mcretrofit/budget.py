@@ -57,6 +57,8 @@ def spent(
 def _step(model: nn.Module, ids: list[int]) -> tuple[float, int]:
     """Median seconds of a decoding step behind a prompt, and the bytes of its cached segments."""
     *_, (_, _, cache) = read_pieces(model, torch.tensor([ids], device=model.device), None, keep=1)
+    # of the prompt alone: the steps may close one more
+    held = segment_bytes(cache)
     token = torch.tensor([ids[-1:]], device=model.device)
     seconds = []
     for _ in range(STEPS):
@@ -65,4 +67,4 @@ def _step(model: nn.Module, ids: list[int]) -> tuple[float, int]:
         cache = out.past_key_values
         out.logits.sum().item()
         seconds.append(time.monotonic() - began)
-    return median(seconds), segment_bytes(cache)
+    return median(seconds), held

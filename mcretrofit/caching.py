@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,32 +19,15 @@ from mcretrofit.memories import Streams
 from mcretrofit.memories._networks import Layer, packed, unpacked
 from mcretrofit.memories._scan import (
     State,
-    init_state,
     kept,
-    scan,
-    scan_segments,
-    tree,
     weights,
     wide,
 )
-from mcretrofit.memories._tape import Taping
 from mcretrofit.plan import Plan
 from mcretrofit.reads import read
+from mcretrofit.recurrence import Scanned, after, pick, run
 from mcretrofit.routers import Asked, Opened
 from mcretrofit.segments import Bank, Frame, SegmentCache, blocks, frame
-
-
-class Scanned(NamedTuple):
-    """What the recurrence gave: reads in frame slots and the cached heads' running end states."""
-
-    base: Tensor  # [B, F, H, V], the part that is never touched
-    online: Tensor  # [B, F, H', V], the cached channels' read of the open segment
-    ends: State  # [B, S, H', K, V], or the weights of networks
-    state: State  # [B, H, ...]
-    alone: Tensor | None = (
-        None  # [B, F, H', V], what the open segment's own writes give by themselves
-    )
-    layer: Layer | None = None  # the cached heads' running weights, a layer at a time
 
 
 def cached_scan(
@@ -62,72 +44,16 @@ def cached_scan(
         cache.origin = weights(plan.held(state), plan.memory)
     laid = frame(cache, valid, streams.length, plan.config.segment, plan.logarithmic)
     framed = streams.map(laid.put)
-    scans = {"reset": _reset, "carry": _carry, "carry_delta": _carry if plan.differs else _both}
-    scanned = scans[plan.config.init](plan, framed, state, cache, laid)
+    scanned = run(plan, framed, state, cache, laid)
     mixed = _mix(plan, plan.pick(framed, True), scanned, cache, laid, x, valid)
     if plan.partial:
-        mixed = plan.cached(scanned.base) - scanned.online * (plan.config.init != "reset") + mixed
+        rest = plan.cached(scanned.base)
+        mixed = (rest if scanned.under is None else rest - scanned.under) + mixed
     out = mixed
     if not plan.all_heads:
         heads = torch.tensor(plan.gate.heads, device=mixed.device)
         out = scanned.base.index_copy(2, heads, mixed.to(scanned.base.dtype))
     return laid.take(out), scanned.state
-
-
-def _carry(plan: Plan, framed: Streams, state: State, cache: SegmentCache, laid: Frame) -> Scanned:
-    """The model's own recurrence runs through; partly cached heads are read twice."""
-    streams = framed
-    if plan.partial:
-        extra = plan.pick(framed, True)
-        joined = (
-            None if a is None else torch.cat([a, b], 2) for a, b in zip(framed, extra, strict=True)
-        )
-        streams = Streams(*joined)
-        state = tree(lambda s: torch.cat([s, plan.held(s)], 1), state)
-    memory = Taping(plan.memory) if plan.blends else plan.memory
-    out, state, ends = scan_segments(memory, streams, laid.size, state, "carry")
-    ends, base = weights(ends, plan.memory), out[:, :, : plan.total]
-    if plan.partial:
-        own = slice(plan.total, None)
-        state = tree(lambda s: s[:, : plan.total], state)
-        return Scanned(base, out[:, :, own], tree(lambda s: s[:, :, own], ends), state)
-    layer = plan.among(memory.read) if plan.blends else None
-    return Scanned(base, plan.cached(base), tree(plan.cached, ends), state, layer=layer)
-
-
-def _alone(
-    plan: Plan, own: Streams, state: State, cache: SegmentCache, laid: Frame
-) -> tuple[Tensor, State, Layer | None]:
-    """Cached channels' reads, weights at the ends and layers where every segment begins afresh."""
-    start = plan.held(state) if cache.online is None else cache.online
-    memory = Taping(plan.memory) if plan.blends else plan.memory
-    online, _, ends = scan_segments(memory, own, laid.size, start, "reset")
-    cache.online = _after(ends, laid, init_state(own, plan.memory))
-    return online, weights(ends, plan.memory), memory.read if plan.blends else None
-
-
-def _reset(plan: Plan, framed: Streams, state: State, cache: SegmentCache, laid: Frame) -> Scanned:
-    """Cached channels start every segment afresh; the rest runs through as before."""
-    online, ends, layer = _alone(plan, plan.pick(framed, True), state, cache, laid)
-    if plan.partial:
-        q = framed.q.clone()
-        q[:, :, plan.gate.heads] = q[:, :, plan.gate.heads] * (1 - plan.gate.mask.to(q.dtype))
-        base, state = scan(plan.memory, framed._replace(q=q), state)
-        return Scanned(base, online, ends, state)
-    rest = [h for h in range(plan.total) if h not in plan.gate.heads]
-    base = online.new_zeros(*online.shape[:2], plan.total, online.shape[-1])
-    if rest:
-        out, ran = scan(plan.memory, framed.heads(rest), tree(lambda s: s[:, rest], state))
-        where = torch.tensor(rest, device=out.device)
-        base = base.index_copy(2, where, out)
-        state = tree(lambda s, new: s.index_copy(1, where, new), state, ran)
-    return Scanned(base, online, ends, state, layer=layer)
-
-
-def _both(plan: Plan, framed: Streams, state: State, cache: SegmentCache, laid: Frame) -> Scanned:
-    """Networks cannot be subtracted: what a segment writes itself is written once more, afresh."""
-    alone, ends, _ = _alone(plan, plan.pick(framed, True), state, cache, laid)
-    return _carry(plan, framed, state, cache, laid)._replace(ends=ends, alone=alone)
 
 
 def _mix(
@@ -155,11 +81,11 @@ def _mix(
         before = torch.cat([cache.open_summary[:, None], before[:, 1:]], 1)
     summaries = fresh if cache.open_summary is None else plan.merge(before, fresh)
     opened = _opened(plan, Opened(keys, tokens, keys, size, places, part=part), cache, laid)
-    began = _began(cache, scanned.ends) if plan.differs else None
+    began = _began(plan, cache, scanned.ends) if plan.differs else None
     since, decay = _decay(own, cache, laid)
     written = packed(_own(plan, scanned.ends, began, cache, decay, laid))
     index = cache.counts[:, None] + torch.arange(count, device=tokens.device)
-    cache.open_summary = _after(summaries, laid, torch.zeros_like(fresh[:, 0]))
+    cache.open_summary = after(summaries, laid, torch.zeros_like(fresh[:, 0]))
     cache.settle(laid)
     parts = []
     walk = _walk_dyadic if plan.logarithmic else _walk
@@ -189,10 +115,13 @@ def _cut(layer: Layer, cut: slice, width: int, i: int, x: Tensor) -> Tensor:
     return layer(i, F.pad(x, more))[:, cut]
 
 
-def _began(cache: SegmentCache, ends: Tensor) -> Tensor:
-    """The states `[B, S, H', K, V]` before the segments that end with `ends`."""
+def _began(plan: Plan, cache: SegmentCache, ends: Tensor) -> Tensor:
+    """The states `[B, S, H', K, V]` before the segments that end with `ends`; zero where what is
+    cached of a head is no difference."""
     began = cache.origin[:, None]
-    return torch.cat([began, ends[:, :-1]], 1) if ends.shape[1] > 1 else began
+    began = torch.cat([began, ends[:, :-1]], 1) if ends.shape[1] > 1 else began
+    delta = plan.begins("carry_delta", 2)
+    return began if delta is True else began * delta
 
 
 def _opened(plan: Plan, opened: Opened, cache: SegmentCache, laid: Frame) -> Opened:
@@ -230,7 +159,7 @@ def _decay(own: Streams, cache: SegmentCache, laid: Frame) -> tuple[Tensor | Non
     if cache.open_decay is not None:
         since = torch.cat([since[:, :1] + cache.open_decay[:, None, None], since[:, 1:]], 1)
     total = since[:, :, -1]
-    cache.open_decay = _after(total, laid, torch.zeros_like(total[:, 0]))
+    cache.open_decay = after(total, laid, torch.zeros_like(total[:, 0]))
     return since.flatten(1, 2), total
 
 
@@ -246,7 +175,7 @@ def _own(
     if began is None or not laid.closing:
         # what is not closed is not cached
         return ends
-    cache.origin = _pick(torch.cat([cache.origin[:, None], ends], 1), laid.closed)
+    cache.origin = pick(torch.cat([cache.origin[:, None], ends], 1), laid.closed)
     return ends - kept(began, decay)
 
 
@@ -270,6 +199,13 @@ def _walk(
         yield first * laid.size, last * laid.size, bank, None
 
 
+def _piles(plan: Plan) -> bool | Tensor:
+    """Whether the state of a block of segments is what its halves wrote, by head where that differs;
+    under `carry` it is the later running state."""
+    carried = plan.begins("carry", 2)
+    return not carried if isinstance(carried, bool) else ~carried
+
+
 def _walk_dyadic(
     cache: DyadicCache,
     written: Tensor,
@@ -280,7 +216,7 @@ def _walk_dyadic(
     plan: Plan,
 ) -> Iterator[tuple[int, int, Bank | None, Tensor | None]]:
     """Logarithmic segments: the token that closes one already reads the merged blocks."""
-    adds, size = plan.config.init != "carry", laid.size
+    adds, size = _piles(plan), laid.size
     for s in range(laid.count):
         rows, start, stop = laid.closed > s, s * size, (s + 1) * size
         tail = index[:, s : s + 1]
@@ -297,16 +233,3 @@ def _walk_dyadic(
         total = None if decay is None else decay[:, s]
         cache.push(written[:, s], summaries[:, s], total, rows, adds, plan.merge)
         yield stop - 1, stop, cache.bank(tail, rows), rows
-
-
-def _after(sums: State, laid: Frame, fresh: State) -> State:
-    """The open segment's running sum (or state) after this call, of those of all its segments
-    `[B, S, ...]`; `fresh` where it has no token yet."""
-    if not laid.closing:
-        return tree(lambda s: s[:, 0], sums)
-    return tree(lambda s, f: _pick(torch.cat([s, f[:, None]], 1), laid.closed), sums, fresh)
-
-
-def _pick(stack: Tensor, at: Tensor) -> Tensor:
-    """Entry `at[b]` of `[B, S, ...]` for every row."""
-    return stack[torch.arange(len(at), device=at.device), at]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mcretrofit.config import CachingConfig
+from mcretrofit.each import differing
 from mcretrofit.registry import load
 from mcretrofit.retrofit import Cover
 from mcretrofit.rules import Z_TEMPERATURE
@@ -45,6 +46,17 @@ class Choice(NamedTuple):
     threshold: float | None = None
     answers: float | None = None
     prose: float | None = None  # relative
+    settings: Mapping[str, Any] = {}  # its own, where they are not the configuration's
+
+    def having(self, name: str, value: object) -> Choice:
+        """With another value of a setting."""
+        return self._replace(settings={**self.settings, name: value})
+
+
+def told(choice: Choice) -> str:
+    """How a head is opened, in words."""
+    own = (f"{name} {value}" for name, value in choice.settings.items())
+    return ", ".join([choice.kind.name, f"open for {choice.opens:.1%} of prose", *own])
 
 
 def turned(choices: Sequence[Choice]) -> bool:
@@ -82,7 +94,7 @@ def _cover(
     spreads = [_spread(c, own, i, config) for c, own, i in placed]
     means = [c.threshold - config.margin * s for c, s in zip(choices, spreads, strict=True)]
     matrices = [_matrix(own, i) for _, own, i in placed]
-    routers = [c.kind.router for c in choices]
+    own = [{"router": c.kind.router, **c.settings} for c in choices]
     return Cover(
         [c.head for c in choices],
         every.total,
@@ -90,7 +102,7 @@ def _cover(
         torch.tensor(means),
         torch.tensor(spreads),
         torch.stack(matrices) if white and matrices else None,
-        routers if set(routers) - {config.router} else None,
+        differing(config, own),
     )
 
 

@@ -29,6 +29,7 @@ def from_mapping(kind: type[T], given: Any, where: str) -> T:
     return kind(**given)
 
 
+TRAINED_RANK = 8  # of a gate's matrix that is trained, unless said
 INITS = ("reset", "carry", "carry_delta")
 
 

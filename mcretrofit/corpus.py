@@ -40,13 +40,21 @@ class Corpus(NamedTuple):
 
 
 def read_text(folder: str | Path) -> list[str]:
-    """Every `.txt` of a folder (or the one file), sorted by name."""
+    """Every `.txt` of a folder (or the one file), sorted by name; raises for what is not UTF-8."""
     folder = Path(folder)
     files = sorted(folder.rglob("*.txt")) if folder.is_dir() else [folder]
     files = [f for f in files if f.is_file()]
     if not files:
         raise RetrofitError(f"{folder}: no text to train on (a .txt file or a folder of them)")
-    return [f.read_text(encoding="utf-8", errors="replace") for f in files]
+    return [_utf8(file) for file in files]
+
+
+def _utf8(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise RetrofitError(f"{file}: {reason.lower()}") from error
 
 
 def corpus(texts: list[str], encode: Callable[[str], list[int]]) -> Corpus:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from mcretrofit.checkpoint import Checkpoint, open_checkpoint
 from mcretrofit.config import VARIANTS, CachingConfig, from_mapping
 from mcretrofit.errors import RetrofitError
+from mcretrofit.exporting import check_covers
 from mcretrofit.model import tokenizer_of
 from mcretrofit.registry import load
 from mcretrofit.skeleton import Mixer, Skeleton, skeleton
@@ -67,11 +68,9 @@ class Described(NamedTuple):
         return {m.name: heads.get(m.name, 0) for m in self.skeleton.mixers}
 
     @property
-    def routers(self) -> dict[str, list[str]]:
-        """The routers of the cached heads of mixers whose heads have their own."""
-        return {
-            n: layer["routers"] for n, layer in (self.covers or {}).items() if "routers" in layer
-        }
+    def each(self) -> dict[str, dict[str, list]]:
+        """Settings of the cached heads of mixers whose heads have their own."""
+        return {n: layer["each"] for n, layer in (self.covers or {}).items() if "each" in layer}
 
 
 def describe(model: str | Path, config: str | Path | None = None) -> Described:
@@ -91,7 +90,9 @@ def describe(model: str | Path, config: str | Path | None = None) -> Described:
     if exported is None:
         return _described(str(model), checkpoint)
     caching = from_mapping(CachingConfig, exported, f"{model}: config.json: caching")
-    return _described(str(model), checkpoint, caching, checkpoint.config.get("covers") or {})
+    covers = checkpoint.config.get("covers") or {}
+    check_covers(covers, checkpoint)
+    return _described(str(model), checkpoint, caching, covers)
 
 
 def _described(name: str, checkpoint: Checkpoint, *wrapping: Any) -> Described:
@@ -115,16 +116,19 @@ def costs(described: Described, config: CachingConfig, lengths: Sequence[int]) -
 
 def cost(described: Described, config: CachingConfig, length: int) -> Cost:
     """One cell; every head of a mixer counts where it is not known which are cached."""
-    bones, covered, routers = described.skeleton, described.covered, described.routers
+    bones, covered = described.skeleton, described.covered
     closed = length // config.segment
     logarithmic = config.preset.segmentation == "logarithmic"
     held = closed.bit_length() if logarithmic else closed
-    read = min(config.top_k, held) if config.preset.aggregator == "ssc" else held
-    states = scores = numbers = 0
+    sparse = config.preset.aggregator == "ssc"
+    states = scores = numbers = reads = 0
     for mixer in bones.mixers:
         heads = covered[mixer.name]
         states += heads * mixer.cached
-        scores += heads * _summary(mixer, config, routers.get(mixer.name))
+        own = described.each.get(mixer.name, {})
+        scores += heads * _summary(mixer, config, own.get("router"))
+        counts = own.get("top_k", [config.top_k] * heads) if sparse else [held] * heads
+        reads += sum(min(count, held) for count in counts) * mixer.cached
         numbers += mixer.heads * (mixer.keys + mixer.values) * length
     return Cost(
         config.variant,
@@ -132,7 +136,7 @@ def cost(described: Described, config: CachingConfig, length: int) -> Cost:
         held,
         held * (states + scores) * FLOAT,
         numbers * DTYPES[bones.dtype][1],
-        read * states + held * scores * config.routed,
+        reads + held * scores * config.routed,
         numbers,
     )
 

@@ -27,12 +27,13 @@ class DyadicCache(SegmentCache):
         summary: Tensor,
         decay: Tensor | None,
         rows: Tensor,
-        adds: bool,
+        adds: bool | Tensor,
         merge: Callable[[Tensor, Tensor], Tensor],
     ) -> None:
         """Close one segment in the rows where `rows [B]`; full levels cascade upwards.
 
-        `adds`: a block's state is what its halves wrote, else (carry) it is the later running state;
+        `adds`: a block's state is what its halves wrote, else (carry) it is the later running state,
+        either by head where `adds [H, 1, 1]`;
         `merge` makes a block's summary of those of its halves.
         """
         self._room(state, summary, decay)
@@ -46,8 +47,8 @@ class DyadicCache(SegmentCache):
                 self.decays = self._set(self.decays, level, decay, place)
             if not full.any():
                 break
-            if adds:
-                state = state + kept(self.states[:, level], decay)
+            if adds is not False:
+                state = state + adds * kept(self.states[:, level], decay)
             summary = merge(self.summaries[:, level], summary)
             decay = None if decay is None else decay + self.decays[:, level]
             going = full

@@ -22,11 +22,12 @@ from mcretrofit.atomic import write_atomic_folder
 from mcretrofit.beside import borrowed, carried
 from mcretrofit.checkpoint import Checkpoint
 from mcretrofit.decoder import DecoderForCausalLM
+from mcretrofit.each import check_each
 from mcretrofit.errors import RetrofitError, unknown
 from mcretrofit.plan import Plan
 from mcretrofit.rawfile import show
 from mcretrofit.retrofit import Cover, mixers, plans
-from mcretrofit.wrapped import check_routers, sizes
+from mcretrofit.wrapped import sizes
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 _CACHING = ("caching", "covers")
@@ -127,7 +128,7 @@ def check_covers(covers: Any, checkpoint: Checkpoint) -> None:
     if not isinstance(covers, dict):
         raise RetrofitError(f"{where} does not map mixers to what is cached of them")
     for name, cover in covers.items():
-        if not isinstance(cover, dict) or _SIZES.keys() != cover.keys() - {"routers"}:
+        if not isinstance(cover, dict) or _SIZES.keys() != cover.keys() - {"each"}:
             raise RetrofitError(f"{where}: {show(name)} has to hold {', '.join(_SIZES)}")
         wrong = [field for field, kind in _SIZES.items() if type(cover[field]) is not kind]
         heads = [] if wrong else cover["heads"]
@@ -141,12 +142,12 @@ def check_covers(covers: Any, checkpoint: Checkpoint) -> None:
         )
         if wrong or not distinct or not sized:
             raise RetrofitError(f"{where}: {show(name)} does not fit its tensors")
-        check_routers(cover.get("routers"), heads, f"{where}: {show(name)}")
+        check_each(cover.get("each"), len(heads), f"{where}: {show(name)}")
 
 
 def _cover(plan: Plan) -> dict[str, Any]:
     gate = plan.gate
-    cover = Cover(gate.heads, plan.total, gate.mask, routers=plan.routers)
+    cover = Cover(gate.heads, plan.total, gate.mask, each=plan.each)
     return {**sizes(cover), "whiten": gate.whiten is not None, "gate": gate.weight is not None}
 
 
@@ -165,7 +166,9 @@ def _plugs(model: PreTrainedModel, *families: str) -> dict[str, tuple[str, ...]]
     return {
         "models": families,
         "ops": tuple(sorted({one.op.__name__.rpartition(".")[2] for one in mixers(model)})),
-        "routers": tuple(sorted({n for p in found for n in (p.config.router, *(p.routers or ()))})),
+        "routers": tuple(
+            sorted({n for p in found for n in (p.config.router, *p.by_head("router"))})
+        ),
         "aggregators": tuple(sorted({plan.config.preset.aggregator for plan in found})),
     }
 

@@ -86,7 +86,7 @@ class Gate(nn.Module):
         # a difference, so that a gate of zero asks bit for bit what no gate asks
         return u + (F.normalize(u + more, dim=-1) - F.normalize(u, dim=-1))
 
-    def heated(self, temperature: float) -> float | Tensor:
+    def heated(self, temperature: float | Tensor) -> float | Tensor:
         """The temperature, of each head `[H]` once it is trainable."""
         return temperature if self.heat is None else temperature * self.heat.exp()
 

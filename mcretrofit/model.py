@@ -125,7 +125,7 @@ def _exported(loaded: Loaded, stored: dict[str, Any]) -> Loaded:
     if not found:
         raise RetrofitError(f"{loaded.name}: config.json names caching, but no mixer is wrapped")
     covers = {
-        n: Cover(g.heads, p.total, g.mask, g.mean, g.std, g.whiten, p.routers)
+        n: Cover(g.heads, p.total, g.mask, g.mean, g.std, g.whiten, p.each)
         for n, p, g in ((n, p, p.gate) for n, p in found.items())
     }
     return loaded._replace(config=config, covers=covers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from copy import copy, deepcopy
 from functools import cached_property
 from types import ModuleType
@@ -34,15 +34,17 @@ class Plan:
         gate: Gate,
         memory: ModuleType,
         heads: int,
-        routers: Sequence[str] | None = None,
+        each: Mapping[str, list] | None = None,
     ) -> None:
         self.config, self.gate, self.memory, self.total = config, gate, memory, heads
         # by cached head; None where all are the configuration's
-        self.routers = None if routers is None else list(routers)
-        names = self.routers or [config.router] * max(1, len(gate.heads))
-        self.router = by_head(names, config.directions or gate.mask.shape[1])
+        self.each = dict(each) if each else None
+        self.inits: list[str] = self.by_head("init")
+        self.router = by_head(self.by_head("router"), config.directions or gate.mask.shape[1])
         self.aggregator = load("aggregators", config.preset.aggregator)
-        self.options = {"top_k": config.top_k} if config.preset.aggregator == "ssc" else {}
+        counts = self.by_head("top_k")
+        most = counts[0] if len(set(counts)) == 1 else counts
+        self.options = {"top_k": most} if config.preset.aggregator == "ssc" else {}
         self.logarithmic = config.preset.segmentation == "logarithmic"
         # calibration looks at the scores and at what is visible through this
         self.watch: Callable[[Tensor, Tensor], None] | None = None
@@ -51,12 +53,12 @@ class Plan:
         # a network's reads are not linear in its state or in the query
         self.network = hasattr(memory, "read")
         self.kind = memory.__name__.rsplit(".", 1)[1]
-        merges = memory.MERGES or config.init == "carry" or self.differs
-        if self.logarithmic and not merges:
-            take = "carry" if self.network else "carry_delta or carry"
+        merging = {"carry"} if self.network else {"carry", "carry_delta"}
+        apart = set(self.inits) - merging
+        if self.logarithmic and apart and not memory.MERGES:
             raise RetrofitError(
-                f"loglinear with init {config.init} has no way to merge the states of a {self.kind} "
-                f"memory; take --init {take}"
+                f"loglinear with init {min(apart)} has no way to merge the states of a {self.kind} "
+                f"memory; take --init {' or '.join(sorted(merging, reverse=True))}"
             )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Plan:
@@ -64,6 +66,36 @@ class Plan:
         made = memo[id(self)] = copy(self)
         made.gate = deepcopy(self.gate, memo)
         return made
+
+    def by_head(self, name: str) -> list:
+        """A setting of every cached head; of one where none is cached."""
+        usual = [getattr(self.config, name)] * max(1, len(self.gate.heads))
+        return (self.each or {}).get(name, usual)
+
+    def begins(self, init: str, axes: int = 0) -> bool | Tensor:
+        """Whether cached heads have an init: of all, or `[H', 1, ...]` with some axes of size one."""
+        found = [one == init for one in self.inits]
+        if len(set(found)) == 1:
+            return found[0]
+        return torch.tensor(found, device=self.gate.mask.device).view(-1, *[1] * axes)
+
+    @cached_property
+    def afresh(self) -> list[int]:
+        """Places of the cached heads whose segments are also written from an empty start: under
+        `reset`, and under `carry_delta` of networks, which cannot be subtracted."""
+        alone = {"reset", "carry_delta"} if self.network else {"reset"}
+        return [h for h, init in enumerate(self.inits) if init in alone]
+
+    def alone(self, x: Tensor) -> Tensor:
+        """Of the cached heads of `x [B, H', ...]` those of `afresh`."""
+        return x if len(self.afresh) == len(self.inits) else x[:, self.afresh]
+
+    def heat(self, usual: float) -> float | Tensor:
+        """The temperature, `usual` where none is set; of each head `[H']` where they differ."""
+        given = [usual if one is None else one for one in self.by_head("temperature")]
+        if len(set(given)) == 1:
+            return self.gate.heated(given[0])
+        return self.gate.heated(torch.tensor(given, device=self.gate.mask.device))
 
     @cached_property
     def all_heads(self) -> bool:
@@ -87,14 +119,14 @@ class Plan:
 
     @property
     def differs(self) -> bool:
-        """Whether a state's difference to that before its segment is cached."""
-        return self.config.init == "carry_delta" and not self.network
+        """Whether a state's difference to that before its segment is cached, of any head."""
+        return "carry_delta" in self.inits and not self.network
 
     @property
     def own(self) -> bool:
         """Whether what the open segment wrote itself is weighed apart from the past that it carries."""
         config = self.config
-        constant = not self.logarithmic and config.init == "carry_delta" and not self.blends
+        constant = not self.logarithmic and "carry_delta" in self.inits and not self.blends
         scored = config.routed and config.rule == "z" and hasattr(self.router, "settled")
         return config.own and constant and scored
 

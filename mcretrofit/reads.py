@@ -65,17 +65,12 @@ def _apart(
         scores = scores / usual[..., None]
     else:
         own = own + adds * missing * gate.mean
-    heat = gate.heated(rules.Z_TEMPERATURE if config.temperature is None else config.temperature)
-    rule = partial(
-        rules.z,
-        mean=gate.mean,
-        std=gate.std,
-        temperature=heat,
-        shared=config.shared,
-    )
+    heat = plan.heat(rules.Z_TEMPERATURE)
+    rule = partial(rules.z, mean=gate.mean, std=gate.std, temperature=heat, shared=config.shared)
     # one candidate, whatever the number of the others
     loud = rule(own[..., None], margin=config.margin)[0][..., 0]
-    loud = loud.masked_fill(~bank.visible.any(-1, keepdim=True), -torch.inf)
+    takes = bank.visible.any(-1, keepdim=True) & plan.begins("carry_delta")
+    loud = loud.masked_fill(~takes, -torch.inf)
     online = asked.online - loud.sigmoid()[..., None] * left
     return asked._replace(online=online), lambda: (
         rule(scores, margin=_margin(plan, bank, scores))[0],
@@ -90,10 +85,11 @@ def _merged(
     rows = torch.arange(len(closing), device=closing.device)
     newest = bank.newest
     here = closing[:, None, None, None]
-    if plan.config.init == "reset":
+    reset = plan.begins("reset", 1)
+    if reset is not False:
         alone = asked.q.new_ones(*asked.q.shape[:3], 1)
         merged = cached_read(bank.states[rows, newest][:, None], asked.q, alone)
-        asked = asked._replace(online=torch.where(here, merged, asked.online))
+        asked = asked._replace(online=torch.where(here & reset, merged, asked.online))
     before = torch.where(here, bank.summaries[rows, newest][:, None], opened.before)
     keys = opened.keys.masked_fill(here, 0)
     valid = opened.valid & ~closing[:, None]
@@ -102,8 +98,7 @@ def _merged(
 
 def _logits(plan: Plan, bank: Bank, asked: Asked, opened: Opened) -> tuple[Tensor, Tensor]:
     config, gate = plan.config, plan.gate
-    default = rules.Z_TEMPERATURE if config.rule == "z" else plan.router.TEMPERATURE
-    heat = gate.heated(default if config.temperature is None else config.temperature)
+    heat = plan.heat(rules.Z_TEMPERATURE if config.rule == "z" else plan.router.TEMPERATURE)
     if config.rule == "z":
         scores = _surprise(plan, bank, asked)
         margin = _margin(plan, bank, scores)

@@ -47,7 +47,8 @@ class Cover(NamedTuple):
     mean: Tensor | None = None  # [H']
     std: Tensor | None = None  # [H']
     whiten: Tensor | None = None  # [H', K, K]
-    routers: list[str] | None = None  # [H'], where they are not all the configuration's
+    # settings of `CachingConfig` by cached head, where they are not all the configuration's
+    each: dict[str, list] | None = None
 
 
 @cache
@@ -173,7 +174,7 @@ def _attach(found: Found, config: CachingConfig, cover: Cover, width: int) -> No
     for name in ("mask", "mean", "std", "whiten"):
         if getattr(cover, name) is not None:
             getattr(gate, name).copy_(getattr(cover, name))
-    gate.plan = Plan(config, gate, found.op.MEMORY, cover.total, cover.routers)
+    gate.plan = Plan(config, gate, found.op.MEMORY, cover.total, cover.each)
     _bind(found, _caching(found.op))
     device = next(found.module.parameters()).device
     # a skeleton's gates are real: their values are what an export writes

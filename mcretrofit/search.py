@@ -17,7 +17,7 @@ from torch import nn
 
 from mcretrofit.budget import NO_LIMIT, Budget, Spent, spent
 from mcretrofit.calibrate import calibrate, windows
-from mcretrofit.choices import Choice, Kind, covers, kinds, turned
+from mcretrofit.choices import Choice, Kind, covers, kinds, told, turned
 from mcretrofit.config import CachingConfig
 from mcretrofit.errors import RetrofitError
 from mcretrofit.hits import Key, Seen, watched
@@ -50,7 +50,7 @@ class Outcome(NamedTuple):
     done: Losses
     low: float  # 95 % interval of what an answer gains, nats a token
     high: float
-    tried: list[Tried]  # settings of the whole model
+    tried: list[Tried]  # settings of the chosen heads
     spent: Spent | None = None
 
     @property
@@ -86,7 +86,7 @@ class Searcher:
                 f"{config.rule} has none (take grm, ssc, soup or loglinear with --rule z)"
             )
         self.model, self.config, self.tick = model, config, tick
-        self.start, self.budget = config, budget
+        self.budget = budget
         self.dropped: dict[Key, str] = {}
         ids = tokenizer.encode(text)
         self.prose = plain_windows(windows(ids, config.segment), config.segment, length)
@@ -116,8 +116,8 @@ class Searcher:
         chosen = self.together([c for c in found if c.used], base)
         tried: list[Tried] = []
         if chosen:
-            trial, worth = partial(self.setting, chosen), WORTH * base.answers.mean().item()
-            self.config, tried = refined(self.config, trial, base, WORSE, worth)
+            worth = WORTH * base.answers.mean().item()
+            chosen, tried = refined(self.config, chosen, self.within, base, WORSE, worth)
         self.tick("confirming on other facts")
         made = self.covers(chosen)
         before, after = losses(self.model, self.unseen, self.prose), self.trial(chosen, self.unseen)
@@ -126,16 +126,15 @@ class Searcher:
         if not chosen or low <= WORTH * before.answers.mean().item() or harmed:
             made = self.covers([])
             chosen = []
-        kept = {(c.mixer, c.head) for c in chosen}
+        kept = {c[:2]: c for c in chosen}
         table = [
-            c
-            if not c.used or (c.mixer, c.head) in kept
+            kept.get(c[:2], c)
+            if not c.used or c[:2] in kept
             else c._replace(used=False, why=f"{c.why} alone, {self.dropped.get(c[:2], UNSURE)}")
             for c in found
         ]
         spent = self.spent(chosen) if chosen else None
-        config = self.config if chosen else self.start
-        config = config.replace(whiten=turned(chosen))
+        config = self.config.replace(whiten=turned(chosen))
         return Outcome(config, made, table, before, after, low, high, tried, spent)
 
     def takes(self, choices: list[Choice]) -> bool:
@@ -146,15 +145,11 @@ class Searcher:
         gains = before.answers - self.trial(choices, self.near_unseen).answers
         return interval(gains.tolist())[1] < 0
 
-    def setting(self, choices: list[Choice], config: CachingConfig) -> Losses:
-        """Losses under another setting of the whole model; one over the budget is no choice."""
-        self.tick(f"top-k {config.top_k}, temperature {config.temperature}, {config.init}")
-        kept, self.config = self.config, config
-        try:
-            done = self.trial(choices, self.facts + self.near)
-            fits = not self.budget.bounded or self.budget.holds(self.spent(choices))
-        finally:
-            self.config = kept
+    def within(self, choices: list[Choice]) -> Losses:
+        """Losses with these heads open; prose is lost where they are over the budget."""
+        self.tick("; ".join(f"{c.mixer} head {c.head}: {told(c)}" for c in choices))
+        done = self.trial(choices, self.facts + self.near)
+        fits = not self.budget.bounded or self.budget.holds(self.spent(choices))
         return done if fits else done._replace(prose=math.inf)
 
     def spent(self, choices: list[Choice]) -> Spent:
@@ -208,7 +203,7 @@ class Searcher:
         """One head with one threshold."""
         threshold = seen.loudest.quantile(1 - share).item()
         choice = Choice(*key, hits, False, "", kind, share, threshold)
-        self.tick(f"{key[0]} head {key[1]}: {kind.name}, open for {share:.1%} of prose")
+        self.tick(f"{key[0]} head {key[1]}: {told(choice)}")
         done = self.trial([choice], self.facts + self.near)
         return choice._replace(
             answers=(done.answers.mean() - base.answers.mean()).item(),
@@ -243,5 +238,4 @@ class Searcher:
 
     def covers(self, choices: list[Choice]) -> dict[str, Cover]:
         """Covers of the chosen heads alone."""
-        # by the first setting, so that another temperature is another slope
-        return covers(choices, self.made, self.start)
+        return covers(choices, self.made, self.config)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mcretrofit.calibrate import shipped_text, windows
-from mcretrofit.config import CachingConfig
+from mcretrofit.config import TRAINED_RANK, CachingConfig
 from mcretrofit.confirm import Confirmed, card, confirm
 from mcretrofit.corpus import read_text
 from mcretrofit.errors import RetrofitError, UsageError
@@ -25,7 +25,7 @@ from mcretrofit.training import Trained, Trainer
 from mcretrofit.tunedata import Feed
 from mcretrofit.tunefolder import write_tuned
 from mcretrofit.tunelog import draw, refuse_other
-from mcretrofit.tuning import DTYPES, RANK, Tuning
+from mcretrofit.tuning import DTYPES, Tuning
 from mcretrofit.wrap import wrap
 from mcretrofit.wrapped import is_wrapped, read
 
@@ -73,6 +73,8 @@ def tune(
     """
     text = shipped_text() if tuning.data is None else "\n".join(read_text(tuning.data))
     chosen = {**tuning.caching, **(flags or {})}
+    if not chosen.get("gate", True):
+        raise UsageError("gate false: what tune trains is the gate (wrap makes a folder without)")
     with joined(device) as world:
         places = _places(model, tuning, run, chosen, config, force, world)
         loaded = _gated(places, tuning, chosen, own_device(device))
@@ -160,7 +162,7 @@ def _plain(caching: CachingConfig) -> CachingConfig:
 def _gated(places: Places, tuning: Tuning, chosen: Mapping[str, Any], device: str) -> Loaded:
     """The wrapped model with fresh gates."""
     loaded = load(places.source, dtype=DTYPES[tuning.dtype], device=device)
-    rank = settings(None, None, {"rank": RANK, **chosen}).rank
+    rank = settings(None, None, {"rank": TRAINED_RANK, **chosen}).rank
     if not loaded.wrapped:
         raise RetrofitError(
             f"no head of {places.source} is cached, so that there is no gate to train; its caching.json "
@@ -190,7 +192,11 @@ def _made(
             f"{caching.segment}; give more text (--data)"
         )
     plain = windows(prose, caching.segment, PROSE)
-    fixed = {"base": base, "data": hashlib.sha256(text.encode()).hexdigest()[:16]}
+    fixed = {
+        "base": base,
+        "a text whose sha256 begins": hashlib.sha256(text.encode()).hexdigest()[:16],
+    }
+    fixed["cached heads"] = {name: cover.heads for name, cover in loaded.covers.items()}
     fixed |= {"processes": world.size, "length": length}
     fixed |= {n: v for n, v in tuning.fixed().items() if n != "length"}
     fixed |= {f"caching {name}": value for name, value in vars(caching).items()}

@@ -14,7 +14,6 @@ from mcretrofit.tunedata import FACTS, KINDS
 from mcretrofit.yamlfile import mapping
 
 LONGEST = 16384  # tokens of a sequence unless said
-RANK = 8  # of a gate's matrix unless said
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 # what may differ between a run and the command that goes on with it
 FREE = ("model", "data", "out", "caching", "minutes", "keep_every", "least_recall")

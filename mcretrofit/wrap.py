@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mcretrofit.calibrate import Calibration, Head, shipped_text
 from mcretrofit.cards import wrapped_card
 from mcretrofit.checkpoint import Checkpoint, open_checkpoint
+from mcretrofit.choices import Choice, told
 from mcretrofit.config import CachingConfig
 from mcretrofit.costs import of_networks, too_long
 from mcretrofit.errors import RetrofitError, UsageError
@@ -129,10 +130,14 @@ def _chosen(made: Calibration, found: Outcome) -> Calibration:
     heads = [
         head
         if (choice := chosen.get((head.mixer, head.head))) is None
-        else head._replace(cached=choice.used, why=choice.why)
+        else head._replace(cached=choice.used, why=_why(choice))
         for head in made.heads
     ]
     return Calibration(found.covers, heads)
+
+
+def _why(choice: Choice) -> str:
+    return f"{choice.why}: {told(choice)}" if choice.used else choice.why
 
 
 def _told(

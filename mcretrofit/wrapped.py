@@ -14,10 +14,10 @@ from torch import nn
 from mcretrofit import __version__
 from mcretrofit.checkpoint import Checkpoint
 from mcretrofit.config import CachingConfig, from_mapping
-from mcretrofit.errors import RetrofitError, unknown
+from mcretrofit.each import check_each
+from mcretrofit.errors import RetrofitError
 from mcretrofit.gates import Gate
 from mcretrofit.rawfile import read_json
-from mcretrofit.registry import names
 from mcretrofit.retrofit import Cover
 from mcretrofit.tensorfile import (
     read_header,
@@ -42,8 +42,8 @@ class Wrapped(NamedTuple):
 
 def sizes(cover: Cover) -> dict[str, Any]:
     """What a file says of a cover besides its tensors."""
-    routers = {} if cover.routers is None else {"routers": cover.routers}
-    return {"heads": cover.heads, "total": cover.total, "keys": cover.mask.shape[1], **routers}
+    each = {"each": cover.each} if cover.each else {}
+    return {"heads": cover.heads, "total": cover.total, "keys": cover.mask.shape[1], **each}
 
 
 def check_heads(layer: dict[str, Any], where: str) -> None:
@@ -54,17 +54,6 @@ def check_heads(layer: dict[str, Any], where: str) -> None:
         raise RetrofitError(f"{where}: heads has to list numbers from 0 on, below its total")
     if len(set(heads)) < len(heads):
         raise RetrofitError(f"{where}: heads names one twice")
-
-
-def check_routers(routers: Any, heads: list[int], where: str) -> None:
-    """Refuse routers of a mixer's heads that are not one name for each."""
-    if routers is None:
-        return
-    if not isinstance(routers, list) or len(routers) != len(heads):
-        raise RetrofitError(f"{where}: routers has to name one for each of {len(heads)} heads")
-    for name in routers:
-        if name not in names("routers"):
-            raise unknown(f"{where}: router", str(name), names("routers"))
 
 
 def is_wrapped(path: str | Path) -> bool:
@@ -198,7 +187,7 @@ def _covers(folder: Path, layers: dict[str, Any]) -> dict[str, Cover]:
                 f"{folder / 'calibration.safetensors'}: {name}.mask does not fit caching.json; "
                 "wrap the model again"
             )
-        routers = layer.get("routers")
-        check_routers(routers, layer["heads"], f"{folder / NAME}: {name}")
-        covers[name] = Cover(layer["heads"], layer["total"], **have, routers=routers)
+        each = layer.get("each")
+        check_each(each, len(layer["heads"]), f"{folder / NAME}: {name}")
+        covers[name] = Cover(layer["heads"], layer["total"], **have, each=each)
     return covers

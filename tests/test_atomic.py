@@ -38,6 +38,13 @@ def test_writes_and_makes_parents(tmp_path):
     assert os.listdir(tmp_path / "a") == ["b"]
 
 
+def test_a_tensor_file_is_as_readable_as_any_new_file(tmp_path):
+    (tmp_path / "other").touch()
+    write_safetensors(tmp_path / "x.safetensors", {"a": torch.ones(2)})
+    modes = {(tmp_path / name).stat().st_mode for name in ("other", "x.safetensors")}
+    assert len(modes) == 1
+
+
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
 def test_nothing_is_left_after(tmp_path, error):
     with pytest.raises(error), write_atomic_folder(tmp_path / "a" / "b") as work:

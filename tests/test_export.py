@@ -50,8 +50,19 @@ CASES = {
         {"variant": "grm", "router": "energy", "init": "reset"},
         {},
     ),
-    "gla-byhead": ("gla", {"routers": ["moment", "rare"], "variant": "loglinear"}, {}),
-    "delta_net-byhead": ("delta_net", {"routers": ["energy", "rare"]}, {}),
+    "gla-byhead": (
+        "gla",
+        {
+            "each": {"router": ["moment", "rare"], "init": ["carry", "reset"]},
+            "variant": "loglinear",
+        },
+        {},
+    ),
+    "delta_net-byhead": (
+        "delta_net",
+        {"each": {"router": ["energy", "rare"], "top_k": [1, 3], "temperature": [None, 1.0]}},
+        {},
+    ),
     "gated_deltanet-loglinear": ("gated_deltanet", {"variant": "loglinear"}, {}),
     "gated_deltanet-shards": ("gated_deltanet", SSC, {"tie_word_embeddings": True}),
 }
@@ -74,7 +85,7 @@ def build(family: str, **fields: object) -> DecoderForCausalLM:
 
 
 def wrap(
-    model: DecoderForCausalLM, routers: list[str] | None = None, **fields: object
+    model: DecoderForCausalLM, each: dict[str, list] | None = None, **fields: object
 ) -> DecoderForCausalLM:
     """Cache all heads of the first mixer and one of the last, some channels left out of both."""
     config = CachingConfig(**{"segment": 16, "margin": 0.1, **fields})
@@ -86,7 +97,7 @@ def wrap(
         mask = 1 - some * (torch.arange(keys) % 4 == 1).float().repeat(len(cached), 1)
         mean, std = torch.rand(len(cached)) * 0.1, 0.5 + torch.rand(len(cached))
         whiten = torch.randn(len(cached), keys, keys) if config.whiten else None
-        own = None if routers is None else routers[-len(cached) :]
+        own = each and {setting: column[-len(cached) :] for setting, column in each.items()}
         covers[name] = Cover(cached, heads, mask, mean, std, whiten, own)
     retrofit_(model, config, covers)
     for name, parameter in model.named_parameters():

@@ -156,10 +156,9 @@ def test_what_a_setting_takes_inside_the_trained_length_is_seen():
     choice = Choice(name, head, {}, True, "", kind_of(searcher, "whitened"), 0.1, 4.0)
     assert not searcher.takes([choice])
     # one closed segment alone never surprises: begun afresh, the second one knows nothing of it
-    searcher.config = config.replace(init="reset")
-    assert searcher.takes([choice])
-    kept = searcher.setting([choice], config)
-    lost = searcher.setting([choice], config.replace(init="reset"))
+    assert searcher.takes([choice.having("init", "reset")])
+    searcher.config = config
+    kept, lost = searcher.within([choice]), searcher.within([choice.having("init", "reset")])
     assert lost.answers.mean() > kept.answers.mean()
 
 

@@ -34,12 +34,15 @@ REFUSED = {
     "dtype": (("--dtype", "fp16"), 2, "unknown dtype 'fp16'", "bf16"),
     "steps": (("--steps", 0), 2, "--steps 0", "at least 1"),
     "data": (("--data", "none.txt"), 1, "none.txt", "no text"),
+    "bytes": (("--data", "latin.txt"), 1, "latin.txt", "not utf-8 text"),
+    "gate": (("--set", "gate=false"), 2, "gate false", "wrap"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED.keys())
 def test_impossible_requests_are_one_line(run, place, case):
     words, status, *parts = case
+    (place / "latin.txt").write_bytes("Prosa, schön. ".encode("latin-1") * 999)
     done = run("tune", "small.yaml", *words)
     refused(done._replace(out=""), status, *parts)
 
@@ -77,6 +80,9 @@ def test_another_configuration_a_changed_base_and_an_old_folder_are_refused(run,
     assert other.status == 2 and "was started with lr 0.001, not 0.1" in other.err
     other = run("tune", "small.yaml", "--steps", 1, "--rank", 2, "--force")
     assert other.status == 2 and "was started with caching rank 4, not 2" in other.err
+    (place / "more.txt").write_text((place / "text.txt").read_text() + "More.")
+    other = run("tune", "small.yaml", "--steps", 1, "--data", "more.txt", "--force")
+    assert other.status == 2 and "was started with a text whose sha256 begins" in other.err
     other = run("tune", "small.yaml", "--variant", "grm", "--force")
     refused(other, 2, "was started with caching variant 'ssc', not 'grm'")
     refused(run("tune", "retrofit", "--segment", 8), 2, "keeps the segment", "wrap its checkpoint")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from mcretrofit.config import CachingConfig
+from mcretrofit.config import TRAINED_RANK, CachingConfig
 
 MODEL = (
     "A folder, a .safetensors, .pth or .bin file, an index, a hub id, a wrapped or exported "
@@ -58,6 +58,15 @@ def caching_flags(command: Callable[..., None]) -> Callable[..., None]:
     return _with_flags(command, _annotation)
 
 
+def gate_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """The same for a command that always trains a gate, of a rank of its own by default."""
+
+    def annotation(name: str, kind: type) -> Any:
+        return _annotation(name, kind, TRAINED_RANK if name == "rank" else None)
+
+    return _with_flags(command, annotation, {"gate"})
+
+
 def grid_flags(command: Callable[..., None]) -> Callable[..., None]:
     """The same flags, each for a list of values such as `64,128,256`, which arrives as text."""
 
@@ -73,10 +82,12 @@ def grid_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _with_flags(
-    command: Callable[..., None], annotation: Callable[[str, type], Any]
+    command: Callable[..., None],
+    annotation: Callable[[str, type], Any],
+    without: Collection[str] = (),
 ) -> Callable[..., None]:
     hints = get_type_hints(CachingConfig)
-    names = [field.name for field in fields(CachingConfig)]
+    names = [field.name for field in fields(CachingConfig) if field.name not in without]
     signature = inspect.signature(command, eval_str=True)
     own = [p for p in signature.parameters.values() if p.name != "caching"]
     flags = [
@@ -105,8 +116,9 @@ def _default(name: str) -> Any:
     return {f.name: f.default for f in fields(CachingConfig)}[name]
 
 
-def _annotation(name: str, kind: type) -> Any:
-    option = typer.Option(help=f"{HELP[name]} [{_default(name)}]", rich_help_panel="Caching")
+def _annotation(name: str, kind: type, default: Any = None) -> Any:
+    default = _default(name) if default is None else default
+    option = typer.Option(help=f"{HELP[name]} [{default}]", rich_help_panel="Caching")
     return Annotated[kind | None, option]
 
 

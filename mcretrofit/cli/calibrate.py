@@ -96,11 +96,11 @@ def tell(done: Wrapping) -> None:
     tried = {(choice.mixer, choice.head): choice for choice in found.choices}
     heads = done.heads if len(done.heads) <= MANY else [h for h in done.heads if h[:2] in tried]
     finds = f"finds facts by {' / '.join(found.choices[0].hits)}" if tried else "finds facts"
-    columns = ("mixer", "head", "time constant", finds, "score", "open for", "answers", "prose")
+    columns = ("mixer", "head", "time constant", finds, "score", "open for", "nats gained", "prose")
     rows = [_cells(head, tried.get(head[:2])) for head in heads]
     render.table("", (*columns, "cached", "why"), rows)
     if found.tried:
-        columns = ("setting", "value", "answers", "prose", "taken")
+        columns = ("mixer", "head", "setting", "value", "nats gained", "prose", "taken")
         render.table("", columns, map(_setting, found.tried))
     if found.keeps_base:
         print("keep the base: no choice of heads was confirmed on other facts")
@@ -118,9 +118,8 @@ def tell(done: Wrapping) -> None:
 
 
 def _setting(tried: Tried) -> tuple[object, ...]:
-    value = "the rule's own" if tried.value is None else tried.value
     over = "over budget" if math.isinf(tried.prose) else f"{tried.prose:+.2%}"
-    return (tried.setting, value, f"{tried.answers:+.3f}", over, "yes" if tried.taken else "no")
+    return (*tried[:4], f"{-tried.answers:+.3f}", over, "yes" if tried.taken else "no")
 
 
 def _cells(head: Head, choice: Choice | None) -> tuple[object, ...]:
@@ -130,11 +129,11 @@ def _cells(head: Head, choice: Choice | None) -> tuple[object, ...]:
         shown = (
             choice.kind.name,
             f"{choice.opens:.1%} of prose",
-            f"{choice.answers:+.3f}",
+            f"{-choice.answers:+.3f}",
             f"{choice.prose:+.2%}",
         )
-    used = "yes" if head.cached else "no"
-    return (head.mixer, head.head, render.tokens(head.tau), hits, *shown, used, head.why)
+    used, why = ("yes" if head.cached else "no"), head.why if choice is None else choice.why
+    return (head.mixer, head.head, render.tokens(head.tau), hits, *shown, used, why)
 
 
 def _json(choice: Choice) -> dict[str, Any]:

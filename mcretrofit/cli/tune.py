@@ -10,7 +10,7 @@ import typer
 
 from mcretrofit.cli import _render as render
 from mcretrofit.cli._models import FOLDER, check_device
-from mcretrofit.cli._options import Config, Device, Force, Json, Set, caching_flags
+from mcretrofit.cli._options import Config, Device, Force, Json, Set, gate_flags
 from mcretrofit.errors import RetrofitError, UsageError
 from mcretrofit.settings import assigned
 
@@ -21,7 +21,7 @@ YAML = (".yaml", ".yml")
 MODEL = "What wrap takes, a wrapped folder, or a recipes/tune_*.yaml. By default ./retrofit."
 
 
-@caching_flags
+@gate_flags
 def command(
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL)] = None,
     data: Annotated[

@@ -29,5 +29,5 @@ def _home(cover: Mapping[str, Any]) -> Cover:
         cover["total"],
         torch.ones(len(heads), keys),
         whiten=whiten,
-        routers=cover.get("routers"),
+        each=cover.get("each"),
     )

@@ -12,7 +12,9 @@ def compact_keys(rng: Random, n: int) -> list[str]:
     """`n` distinct keys such as `red apple`; at most 1,600 exist."""
     total = len(ADJECTIVES) * len(NOUNS)
     if not 0 <= n <= total:
-        raise UsageError(f"{n} compact keys asked for: between 0 and {total} exist")
+        raise UsageError(
+            f"{n} facts in one text (--pairs): there are keys for 0 to {total}, each its own"
+        )
     places = (divmod(place, len(NOUNS)) for place in rng.sample(range(total), n))
     return [f"{ADJECTIVES[adjective]} {NOUNS[noun]}" for adjective, noun in places]
 
