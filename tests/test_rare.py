@@ -50,12 +50,13 @@ def places(rows: int, segments: int, size: int) -> Tensor:
     return torch.arange(size).expand(rows, segments, size)
 
 
-def test_scores_are_the_best_matches_of_the_longest_keys():
-    keys, u = drawn(2, 4, 9, 2, KEYS), drawn(2, 5, 2, KEYS, seed=1)
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_scores_are_the_best_matches_of_the_longest_keys(tokens):
+    keys, u = drawn(2, 4, 9, 2, KEYS), drawn(2, tokens, 2, KEYS, seed=1)
     valid = torch.ones(2, 4, 9, dtype=torch.bool)
     made = rare.summarise(keys, valid, places(2, 4, 9))
     assert made.shape[-1] == rare.width(KEYS)
-    got, _ = rare.score(asked(u), bank(made, 5), None)
+    got, _ = rare.score(asked(u), bank(made, tokens), None)
     for b, t, h, n in torch.cartesian_prod(*map(torch.arange, got.shape)).tolist():
         own = keys[b, n, :, h]
         assert got[b, t, h, n].item() == pytest.approx(best(u[b, t, h], own, kept(own, 9)))

@@ -42,16 +42,38 @@ def merge(before: Tensor, after: Tensor) -> Tensor:
 
 def score(asked: Asked, bank: Bank, opened: Opened | None) -> tuple[Tensor, Tensor | None]:
     """The best match among a segment's kept keys; of the open segment those up to each token."""
+    match = _match_one if asked.u.shape[1] == 1 else _match_many
+    best = match(asked.u, bank.summaries)
+    return best, None if opened is None else _online(asked.u, opened)
+
+
+def _match_one(u: Tensor, summaries: Tensor) -> Tensor:
+    """The best matches `[B, 1, H, N]` of one token.
+
+    Every key meets every head's question, in one product that copies no key.
+    """
+    # what is asked of lengths and places is nothing
+    asked = F.pad(u[:, 0], (0, 2)).transpose(1, 2)
+    best = []
+    for kept, questions in zip(_rows(summaries), asked, strict=True):
+        matches = kept.flatten(0, 2) @ questions
+        own = matches.unflatten(0, kept.shape[:3]).diagonal(dim1=1, dim2=3)
+        best.append(own.square().amax(1).transpose(0, 1))
+    return torch.stack(best)[:, None]
+
+
+def _match_many(u: Tensor, summaries: Tensor) -> Tensor:
+    """The best matches `[B, T, H, N]`, one product a head."""
     columns = []
-    for h in range(asked.u.shape[2]):
-        kept = _rows(bank.summaries[:, :, h])[..., :-2]
-        flat = kept.flatten(1, 2).transpose(1, 2)
+    for h in range(u.shape[2]):
+        own = _rows(summaries[:, :, h])[..., :-2]
+        flat = own.flatten(1, 2).transpose(1, 2)
         best = [
-            (u @ flat).square().unflatten(-1, kept.shape[1:3]).amax(-1)
-            for u in asked.u[:, :, h].split(TOKENS, 1)
+            (some @ flat).square().unflatten(-1, own.shape[1:3]).amax(-1)
+            for some in u[:, :, h].split(TOKENS, 1)
         ]
         columns.append(torch.cat(best, 1))
-    return torch.stack(columns, 2), None if opened is None else _online(asked.u, opened)
+    return torch.stack(columns, 2)
 
 
 def settled(u: Tensor, opened: Opened) -> Tensor:
