@@ -53,7 +53,7 @@ def row(sample: Sample, tokenizer: Tokenizer, segment: int, name: str, seed: int
 def controlled(model: nn.Module, name: str) -> Iterator[Callable[[list[Row]], None]]:
     """The wrapped model under a control; the function that it yields is told each batch's rows."""
     found, rows = plans(model), [Row(0)]
-    before = {mixer: (plan.config, plan.logarithmic) for mixer, plan in found.items()}
+    before = {mixer: (p.config, p.logarithmic, p.each) for mixer, p in found.items()}
 
     def begin(batch: list[Row]) -> None:
         rows[:] = batch
@@ -63,11 +63,12 @@ def controlled(model: nn.Module, name: str) -> Iterator[Callable[[list[Row]], No
             plan.reroute = partial(_WAYS[name], number, rows)
             if name == "none":
                 plan.config, plan.logarithmic = plan.config.replace(init="reset"), False
+                plan.each = {**(plan.each or {}), "init": ["reset"] * len(plan.inits)}
         yield begin
     finally:
         for mixer, plan in found.items():
             plan.reroute = None
-            plan.config, plan.logarithmic = before[mixer]
+            plan.config, plan.logarithmic, plan.each = before[mixer]
 
 
 def outcomes(

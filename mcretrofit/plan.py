@@ -39,7 +39,6 @@ class Plan:
         self.config, self.gate, self.memory, self.total = config, gate, memory, heads
         # by cached head; None where all are the configuration's
         self.each = dict(each) if each else None
-        self.inits: list[str] = self.by_head("init")
         self.router = by_head(self.by_head("router"), config.directions or gate.mask.shape[1])
         self.aggregator = load("aggregators", config.preset.aggregator)
         counts = self.by_head("top_k")
@@ -72,6 +71,11 @@ class Plan:
         usual = [getattr(self.config, name)] * max(1, len(self.gate.heads))
         return (self.each or {}).get(name, usual)
 
+    @property
+    def inits(self) -> list[str]:
+        """What the segments of every cached head begin with."""
+        return self.by_head("init")
+
     def begins(self, init: str, axes: int = 0) -> bool | Tensor:
         """Whether cached heads have an init: of all, or `[H', 1, ...]` with some axes of size one."""
         found = [one == init for one in self.inits]
@@ -79,7 +83,7 @@ class Plan:
             return found[0]
         return torch.tensor(found, device=self.gate.mask.device).view(-1, *[1] * axes)
 
-    @cached_property
+    @property
     def afresh(self) -> list[int]:
         """Places of the cached heads whose segments are also written from an empty start: under
         `reset`, and under `carry_delta` of networks, which cannot be subtracted."""

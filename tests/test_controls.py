@@ -27,9 +27,12 @@ def _without_gradients():
         yield
 
 
-def rerouted(case: Case, name: str, streams, sizes=(), rows=ROWS, weights: list | None = None):
+def rerouted(
+    case: Case, name: str, streams, sizes=(), rows=ROWS, weights: list | None = None, each=None
+):
     """The output of a plan under a control; its weights are kept where a list is given."""
     some = plan(case)
+    some.each = each
     module = torch.nn.Module()
     module.mc = some.gate
     some.gate.plan = some
@@ -44,7 +47,9 @@ def rerouted(case: Case, name: str, streams, sizes=(), rows=ROWS, weights: list 
             return found
 
         some.reroute = spy
-        return read(some, streams, sizes)[0]
+        got = read(some, streams, sizes)[0]
+    assert some.each == each
+    return got
 
 
 @pytest.mark.parametrize("case", ROUTED, ids=str)
@@ -128,6 +133,12 @@ def test_no_history_reads_the_open_segment_alone(case):
         want[:, :, -1] = rest[:, :, -1] + torch.cat(own, 1)[:, :, -1]
     near(rerouted(case, "none", streams), want)
     near(rerouted(case, "none", streams, [1, 7, 9, 20, 6]), want)
+
+
+def test_no_history_is_none_of_heads_that_begin_in_their_own_way():
+    case = Case("linear", "ssc", "rare", "carry_delta", "z", "all", False)
+    streams, each = example("linear", 5 * SEGMENT + 3), {"init": ["carry_delta", "carry"]}
+    near(rerouted(case, "none", streams, each=each), rerouted(case, "none", streams))
 
 
 @pytest.mark.parametrize("case", cases(8, seed=35), ids=str)
