@@ -19,6 +19,7 @@ from mcretrofit.budget import NO_LIMIT, Budget, Spent, spent
 from mcretrofit.calibrate import calibrate, windows
 from mcretrofit.choices import Choice, Kind, covers, kinds, told, turned
 from mcretrofit.config import CachingConfig
+from mcretrofit.doubts import COSTS, WORTH, doubt
 from mcretrofit.errors import RetrofitError
 from mcretrofit.hits import Key, Seen, watched
 from mcretrofit.planted import Losses, Planted, losses, plain_windows, planted
@@ -30,14 +31,9 @@ from mcretrofit.tokenizer import Tokenizer
 
 OPEN = (0.5, 0.1, 0.02)  # shares of prose tokens that may open a head (a router may have its own)
 LEAST_HIT = 1.5  # times chance
-UNSURE = "but other facts do not confirm it"
 FAR_LESS = 0.5  # of the best score's hits
 APART = 32  # tokens of a near sequence to a pair, at least
 WORSE = 0.0025  # of the base's prose loss, while searching
-LIMIT = 0.005  # of the base's prose loss, in the end
-WORTH = (
-    0.005  # of the base's loss of answers: what is surely gained, but less than that, is nothing
-)
 
 
 class Outcome(NamedTuple):
@@ -119,18 +115,15 @@ class Searcher:
             worth = WORTH * base.answers.mean().item()
             chosen, tried = refined(self.config, chosen, self.within, base, WORSE, worth)
         self.tick("confirming on other facts")
-        made = self.covers(chosen)
         before, after = losses(self.model, self.unseen, self.prose), self.trial(chosen, self.unseen)
         low, high = interval((before.answers - after.answers).tolist())
-        harmed = after.prose > before.prose * (1 + LIMIT) or (chosen and self.takes(chosen))
-        if not chosen or low <= WORTH * before.answers.mean().item() or harmed:
-            made = self.covers([])
-            chosen = []
-        kept = {c[:2]: c for c in chosen}
+        against = doubt(before, after, low) or (COSTS if self.takes(chosen) else None)
+        chosen = [] if against else chosen
+        made, kept = self.covers(chosen), {c[:2]: c for c in chosen}
         table = [
             kept.get(c[:2], c)
             if not c.used or c[:2] in kept
-            else c._replace(used=False, why=f"{c.why} alone, {self.dropped.get(c[:2], UNSURE)}")
+            else c._replace(used=False, why=f"{c.why} alone, {self.dropped.get(c[:2], against)}")
             for c in found
         ]
         spent = self.spent(chosen) if chosen else None

@@ -26,7 +26,7 @@ FLOORS = (
     {"decoder", "retrofit", "_shards", "_canvas", "hosted", "beside"},
     {"surprise"},
     {"planted"},
-    {"hits", "heldout"},
+    {"hits", "heldout", "doubts"},
     {"calibrate", "loading", "exported", "wrapped", "bench", "doctor", "controls"} | {"training"},
     {"cards", "exporting", "parity", "pushing", "skeleton", "_charts", "frozen"},
     {"model", "_figures", "together", "steps", "choices"},

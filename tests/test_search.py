@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 from cli_helpers import refused, runner
 
-from mcretrofit import search
+from mcretrofit import doubts, search
 from mcretrofit.budget import Budget
 from mcretrofit.calibrate import shipped_text, windows
 from mcretrofit.config import CachingConfig
+from mcretrofit.doubts import doubt
 from mcretrofit.errors import RetrofitError
 from mcretrofit.model import load
-from mcretrofit.planted import losses, planted
+from mcretrofit.planted import Losses, losses, planted
 from mcretrofit.retrofit import plans, retrofitted
 from mcretrofit.search import Choice, Searcher
 
@@ -128,6 +129,15 @@ def test_what_is_surely_gained_but_worth_nothing_keeps_the_base(gains, monkeypat
         gains.model, gains.tokenizer(), shipped_text(), CachingConfig(), **small
     ).search()
     assert found.keeps_base and found.low == 1e-4
+
+
+def test_what_makes_answers_likelier_and_none_right_keeps_the_base():
+    before, after = (Losses(torch.full((2,), nats), 2.0, torch.zeros(2)) for nats in (5.0, 4.0))
+    some = after._replace(right=torch.tensor([0.0, 1.0]))
+    assert doubt(before, after, 0.9) == doubts.SILENT
+    assert doubt(before, some, 0.9) is None
+    assert doubt(before, some, 0.02) == doubts.UNSURE
+    assert doubt(before, some._replace(prose=2.02), 0.9) == doubts.HARMS
 
 
 def test_a_model_that_recalls_nothing_keeps_its_base(gains):
