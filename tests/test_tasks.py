@@ -132,7 +132,7 @@ def test_words_are_distinct_and_plain():
     assert len(ADJECTIVES) == len(NOUNS) == 40 and min(len(LONG_ADJECTIVES), len(LONG_NOUNS)) > 300
     keys = compact_keys(Random(0), 1600)
     assert len(set(keys)) == 1600 and "red apple" in keys
-    with pytest.raises(UsageError, match="1601 compact keys"):
+    with pytest.raises(UsageError, match="1601 facts in one text .--pairs."):
         compact_keys(Random(0), 1601)
 
 
