@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch import nn
 
 from mcretrofit.cards import markdown
+from mcretrofit.doubts import WORTH
 from mcretrofit.heldout import Judge
 from mcretrofit.retrofit import paused
 from mcretrofit.rows import interval
@@ -38,12 +39,12 @@ def confirm(
     done = held.losses(model)
     low, high = interval((start[0] - done[0]).tolist())
     lost = interval((done[1] - base[1]).tolist())[0]
-    count = len(base[0])
+    count, least = len(base[0]), WORTH * base[0].mean().item()
     fewer = interval((done[2] - start[2])[:count].tolist())[1]
     harms = [
         (done[3] > base[3] * (1 + limit), "they harm prose"),
         (lost > 0, "they harm answers inside the trained length"),
-        (low <= 0 or fewer < 0, "other facts do not confirm them"),
+        (low <= least or fewer < 0, "other facts do not confirm them"),
     ]
     right, near = (
         tuple(one[2][part].mean().item() for one in (base, start, done))

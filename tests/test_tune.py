@@ -9,6 +9,7 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from tune_helpers import checkpoint, losses, process, working
 from mcretrofit import frozen, tunelog
 from mcretrofit.calibrate import shipped_text
 from mcretrofit.config import CachingConfig
+from mcretrofit.confirm import confirm
 from mcretrofit.heldout import Check
 from mcretrofit.model import load
 from mcretrofit.ranks import World
@@ -256,6 +258,19 @@ def test_gates_that_are_not_confirmed_leave_the_folder_as_it_was(run, place):
     assert not stored["caching"]["gate"] and not (place / "retrofit/gates.safetensors").exists()
     done = run("tune", "retrofit", "--recipe", "again.yaml")
     refused(done, 1, "again.yaml cannot be read: no such file")
+
+
+@pytest.mark.parametrize(("gain", "kept"), [(0.05, True), (0.001, False), (-0.05, False)])
+def test_what_is_surely_gained_but_worth_nothing_is_declined(gain, kept):
+    def losses(answers: float) -> tuple:
+        return torch.full((4,), answers), torch.ones(2), torch.ones(6), 2.0
+
+    told = iter([losses(1.0), losses(0.5), losses(0.5 - gain)])
+    held = SimpleNamespace(losses=lambda _: next(told))
+    trained = SimpleNamespace(best=SimpleNamespace(step=1), gates={})
+    trainer = SimpleNamespace(put_=lambda _: None)
+    found = confirm(torch.nn.Module(), trainer, trained, held, 0.005)
+    assert (not found.harm) is kept and found.low == pytest.approx(gain, abs=1e-6)
 
 
 def test_a_share_above_a_hundredth_suggests_a_rank(base):
