@@ -30,7 +30,7 @@ def write_atomic_folder(
     are paths that it must not hold. Raises RetrofitError; on any exception nothing is left.
     """
     target = Path(os.path.abspath(target))
-    _check_target(target, force, sources)
+    check_target(target, force, sources)
     made: list[Path] = []
     work = _beside(target, "new")
     try:
@@ -111,7 +111,8 @@ def _beside(path: Path, what: str) -> Path:
     return path.parent / f".{path.name}.{what}-{secrets.token_hex(4)}"
 
 
-def _check_target(target: Path, force: bool, sources: Iterable[Path | str]) -> None:
+def check_target(target: Path, force: bool, sources: Iterable[Path | str] = ()) -> None:
+    """Refuse to write a folder where that would destroy what is not ours, or not to be replaced."""
     if not os.path.lexists(target):
         return
     if target.is_symlink() or not target.is_dir():

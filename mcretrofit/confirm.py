@@ -44,6 +44,7 @@ def confirm(
     harms = [
         (done[3] > base[3] * (1 + limit), "they harm prose"),
         (lost > 0, "they harm answers inside the trained length"),
+        (interval((done[0] - base[0]).tolist())[0] > 0, "the base answers better"),
         (low <= least or fewer < 0, "other facts do not confirm them"),
     ]
     right, near = (

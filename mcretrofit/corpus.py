@@ -42,6 +42,8 @@ class Corpus(NamedTuple):
 def read_text(folder: str | Path) -> list[str]:
     """Every `.txt` of a folder (or the one file), sorted by name; raises for what is not UTF-8."""
     folder = Path(folder)
+    if not folder.exists():
+        raise RetrofitError(f"{folder}: no such file or folder of text")
     files = sorted(folder.rglob("*.txt")) if folder.is_dir() else [folder]
     files = [f for f in files if f.is_file()]
     if not files:

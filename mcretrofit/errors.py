@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 
@@ -24,3 +25,12 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     near = get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return UsageError(f"unknown {kind} {name!r}{hint} (known: {', '.join(known)})")
+
+
+@contextmanager
+def named(what: str) -> Iterator[None]:
+    """An error of ours from within begins with `what` it is about."""
+    try:
+        yield
+    except RetrofitError as error:
+        raise type(error)(f"{what}: {error}") from error

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from mcretrofit.errors import RetrofitError
 from mcretrofit.evaluate import read_pieces, task_samples
 from mcretrofit.surprise import text_loss
+from mcretrofit.tasks._haystack import essay
 from mcretrofit.tasks._recall import compact_keys, compact_value, needle, pair_stem, stem
 from mcretrofit.tokenizer import Tokenizer
 
@@ -48,6 +49,8 @@ def planted(
     tokenizer: Tokenizer, text: str, *, length: int, count: int, pairs: int, seed: int
 ) -> list[Planted]:
     """`count` sequences of at most `length` tokens; raises where facts do not fit or cannot be spelt."""
+    # refused as a text: a long word would be taken for the name of a file
+    essay(text)
     sentences = min(NEEDLES, length // ROOM)
     hidden = [_needles(Random(f"needles {seed} {i}"), sentences, pairs) for i in range(count)]
     samples = task_samples(

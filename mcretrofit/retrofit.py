@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from mcretrofit._hosts import Calls, Published, by_device, nothing, renamed
 from mcretrofit.caching import cached_scan
 from mcretrofit.config import CachingConfig
-from mcretrofit.errors import RetrofitError
+from mcretrofit.errors import RetrofitError, named
 from mcretrofit.gates import Gate
 from mcretrofit.memories import Streams
 from mcretrofit.memories._scan import refusal, sizes
@@ -174,7 +174,8 @@ def _attach(found: Found, config: CachingConfig, cover: Cover, width: int) -> No
     for name in ("mask", "mean", "std", "whiten"):
         if getattr(cover, name) is not None:
             getattr(gate, name).copy_(getattr(cover, name))
-    gate.plan = Plan(config, gate, found.op.MEMORY, cover.total, cover.each)
+    with named(found.name):
+        gate.plan = Plan(config, gate, found.op.MEMORY, cover.total, cover.each)
     _bind(found, _caching(found.op))
     device = next(found.module.parameters()).device
     # a skeleton's gates are real: their values are what an export writes

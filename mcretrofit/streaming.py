@@ -13,6 +13,7 @@ from mcretrofit._shards import Stored, held, written_dtype
 from mcretrofit.checkpoint import Checkpoint, open_checkpoint
 from mcretrofit.errors import RetrofitError, unknown
 from mcretrofit.exporting import DTYPE_NAMES
+from mcretrofit.frozen import checked_hash
 from mcretrofit.hosted import host_skeleton
 from mcretrofit.models._layout import Layout, Part
 from mcretrofit.retrofit import retrofit_
@@ -53,6 +54,8 @@ def stream(
     loaded = model.Loaded(str(place), loading._with_generation(bare, checkpoint), checkpoint)
     if kept is not None:
         check_base(kept, checkpoint)
+        if kept.base.get("sha256") is not None:
+            checked_hash(kept, checkpoint)
         if any(cover.heads for cover in kept.covers.values()):
             retrofit_(bare, kept.config, kept.covers)
         load_gates(bare, kept.gates)

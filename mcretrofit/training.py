@@ -93,7 +93,7 @@ class Trainer:
         self.checks: dict[str, Check] = {}
         self.best = {name: p.detach().clone() for name, p in self.gates.items()}
         self.resume()
-        self.log = Log(run)
+        self.log = Log(run, begun=bool(self.checks))
 
     def train(
         self, feed: Feed, held: Judge, length: int, tick: Callable[[int, dict], None]

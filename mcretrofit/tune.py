@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mcretrofit.atomic import check_target
 from mcretrofit.calibrate import shipped_text, windows
 from mcretrofit.config import TRAINED_RANK, CachingConfig
 from mcretrofit.confirm import Confirmed, card, confirm
@@ -118,6 +119,8 @@ def _places(
     itself = wrapped and target.resolve() == Path(model).resolve()
     if not force and not itself and target.exists():
         raise RetrofitError(f"{target} exists: --force replaces it, --out writes to another folder")
+    if not itself:
+        check_target(target, force)
     if not force and itself and read(model).gates:
         raise RetrofitError(
             f"{target} holds trained gates already: --force trains them anew, --out writes elsewhere"

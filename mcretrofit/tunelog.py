@@ -14,10 +14,17 @@ NAME, PICTURE = "losses.jsonl", "losses.png"
 
 
 class Log:
-    """Rows of a run; a step that was written before a kill is not written again."""
+    """Rows of a run; a step that was written before a kill is not written again.
 
-    def __init__(self, folder: Path) -> None:
+    Raises `UsageError` for the rows of another run: where this one has not `begun`, there are none.
+    """
+
+    def __init__(self, folder: Path, begun: bool = True) -> None:
         self.path = folder / NAME
+        if not begun and self.path.is_file():
+            raise UsageError(
+                f"{self.path} is of a run whose state is gone: give another --run, or delete it"
+            )
         self.last = {"train": 0, "check": -2}
         for row in read(self.path):
             self.last[row["kind"]] = max(self.last[row["kind"]], row["step"])

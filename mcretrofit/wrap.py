@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from mcretrofit.atomic import check_target
 from mcretrofit.calibrate import Calibration, Head, shipped_text
 from mcretrofit.cards import wrapped_card
 from mcretrofit.checkpoint import Checkpoint, open_checkpoint
@@ -74,6 +75,7 @@ def wrap(
     """
     if os.path.lexists(target) and not force:
         raise RetrofitError(f"{target} exists: --force replaces it, --out writes to another folder")
+    check_target(Path(target), force)
     if is_wrapped(model):
         raise UsageError(f"{model} is a wrapped folder already: wrap the checkpoint that it names")
     checkpoint = open_checkpoint(model, config)

@@ -182,11 +182,20 @@ def _covers(folder: Path, layers: dict[str, Any]) -> dict[str, Cover]:
             for field in ("mask", "mean", "std", "whiten")
             if f"{name}.{field}" in header
         }
-        if list(have["mask"].shape) != [len(layer["heads"]), layer["keys"]]:
-            raise RetrofitError(
-                f"{folder / 'calibration.safetensors'}: {name}.mask does not fit caching.json; "
-                "wrap the model again"
-            )
+        heads, keys = len(layer["heads"]), layer["keys"]
+        sizes = {
+            "mask": [heads, keys],
+            "mean": [heads],
+            "std": [heads],
+            "whiten": [heads, keys, keys],
+        }
+        for field, tensor in have.items():
+            fits = list(tensor.shape) == sizes[field]
+            if not fits or not tensor.isfinite().all():
+                raise RetrofitError(
+                    f"{folder / 'calibration.safetensors'}: {name}.{field} "
+                    f"{'is not finite' if fits else 'does not fit caching.json'}; wrap the model again"
+                )
         each = layer.get("each")
         check_each(each, len(layer["heads"]), f"{folder / NAME}: {name}")
         covers[name] = Cover(layer["heads"], layer["total"], **have, each=each)

@@ -227,3 +227,23 @@ def test_the_table_says_that_a_head_is_over_the_budget(gains, monkeypatch):
         **{"length": 1100, "count": 1, "pairs": 20, "budget": Budget(1e-3)},
     ).search()
     assert found.keeps_base and any("over the budget" in c.why for c in found.choices)
+
+
+@pytest.mark.parametrize("word", ["prosa", "\u4e00\u4e8c\u3002", "abc\0"])
+def test_text_without_white_space_is_refused(run, tmp_path, word):
+    (tmp_path / "one.txt").write_text(word * 4000, encoding="utf-8")
+    done = run("calibrate", GAINS, "--text", tmp_path / "one.txt", "--length", 1100)
+    assert done.status == 2 and "hardly any white space" in done.err.splitlines()[-1]
+
+
+def test_a_target_that_cannot_be_replaced_is_refused_before_the_search(run, tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis/one.tex").touch()
+    done = run("calibrate", GAINS, "--out", tmp_path / "thesis", "--force")
+    refused(done, 1, "refusing to replace")
+
+
+def test_what_helps_over_the_budget_is_said(run, tmp_path):
+    small = ("--length", 1100, "--samples", 1, "--pairs", 12, "--budget-mb", 1e-4)
+    done = run("calibrate", GAINS, "--out", tmp_path / "x", *small)
+    assert "keep the base: what helps is over the budget" in done.out

@@ -273,6 +273,16 @@ def test_what_is_surely_gained_but_worth_nothing_is_declined(gain, kept):
     assert (not found.harm) is kept and found.low == pytest.approx(gain, abs=1e-6)
 
 
+def test_gates_under_which_the_base_answers_better_are_declined():
+    told = iter(
+        [(torch.full((4,), nats), torch.ones(2), torch.ones(6), 2.0) for nats in (1.0, 3.0, 2.0)]
+    )
+    held = SimpleNamespace(losses=lambda _: next(told))
+    trained = SimpleNamespace(best=SimpleNamespace(step=1), gates={})
+    found = confirm(torch.nn.Module(), SimpleNamespace(put_=lambda _: None), trained, held, 0.005)
+    assert found.low > 0 and found.harm == "the base answers better"
+
+
 def test_a_share_above_a_hundredth_suggests_a_rank(base):
     model, _ = trained(base)
     first, second = frozen.parameters(model, 4)

@@ -33,7 +33,8 @@ REFUSED = {
     "variant": (("--variant", "ma"), 2, "variant ma", "no gate to train"),
     "dtype": (("--dtype", "fp16"), 2, "unknown dtype 'fp16'", "bf16"),
     "steps": (("--steps", 0), 2, "--steps 0", "at least 1"),
-    "data": (("--data", "none.txt"), 1, "none.txt", "no text"),
+    "data": (("--data", "none.txt"), 1, "none.txt", "no such file"),
+    "target": (("--out", "notours", "--force"), 1, "refusing to replace notours"),
     "bytes": (("--data", "latin.txt"), 1, "latin.txt", "not utf-8 text"),
     "gate": (("--set", "gate=false"), 2, "gate false", "wrap"),
 }
@@ -42,6 +43,8 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED.keys())
 def test_impossible_requests_are_one_line(run, place, case):
     words, status, *parts = case
+    (place / "notours").mkdir()
+    (place / "notours/thesis.txt").touch()
     (place / "latin.txt").write_bytes("Prosa, schön. ".encode("latin-1") * 999)
     done = run("tune", "small.yaml", *words)
     refused(done._replace(out=""), status, *parts)
@@ -92,8 +95,16 @@ def test_another_configuration_a_changed_base_and_an_old_folder_are_refused(run,
         weights.write_bytes(bytes(data[:-4]) + b"\0\0\0\0")
         done = run("tune", "retrofit", "--data", "text.txt")
         assert done.status == 1 and "the base changed since" in done.err
+        refused(run("export", "retrofit", "--out", "x"), 1, "the base changed since")
     finally:
         weights.write_bytes(bytes(data))
+
+
+def test_the_losses_of_a_run_without_its_state_are_not_gone_on_with(run, place):
+    assert run("tune", "small.yaml", "--steps", 1, "--run", "state").status == 0
+    (place / "state" / "state.safetensors").unlink()
+    done = run("tune", "small.yaml", "--steps", 1, "--run", "state", "--force")
+    assert done.status == 2 and "is of a run whose state is gone" in done.err
 
 
 def test_a_base_that_changes_while_gates_train_is_an_error(place, monkeypatch):

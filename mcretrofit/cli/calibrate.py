@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mcretrofit.search import Outcome
     from mcretrofit.wrap import Wrapping
 
+OVER = "over the budget"
 MANY = 40  # heads: above it the table has only those that forget slowly
 
 
@@ -103,7 +104,9 @@ def tell(done: Wrapping) -> None:
         columns = ("mixer", "head", "setting", "value", "nats gained", "prose", "taken")
         render.table("", columns, map(_setting, found.tried))
     if found.keeps_base:
-        print("keep the base: no choice of heads was confirmed on other facts")
+        spared = any(choice.why.endswith(OVER) for choice in found.choices)
+        confirmed = "no choice of heads was confirmed on other facts"
+        print(f"keep the base: {'what helps is over the budget' if spared else confirmed}")
         return
     before, after = found.base, found.done
     print(

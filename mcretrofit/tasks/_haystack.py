@@ -15,6 +15,7 @@ NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. The
 
 _END = re.compile(r"[.!?][\"'\u2019\u201d)\]]*$")
 _INITIAL = re.compile(r"^[\"'\u201c(]*[A-Z]\.$")
+LONG = 100  # characters to a word: more are no words
 _TITLES = frozenset(
     "Mr. Mrs. Ms. Dr. St. Prof. Sr. Jr. Capt. Col. Gen. Rev. Hon. Mt. No. vs. e.g. i.e.".split()
 )
@@ -46,6 +47,11 @@ def essay(text: str) -> Essay:
     words = tuple(text.split())
     if not words:
         raise UsageError("the haystack holds no words")
+    if len(text) > LONG * len(words):
+        raise UsageError(
+            f"the text to hide facts in has hardly any white space ({len(words)} words in {len(text)} "
+            "characters): they are hidden between words"
+        )
     following = (*words[1:], words[0])
     ends = tuple(_ends(a, b) for a, b in zip(words, following, strict=True))
     return Essay(words, ends, tuple(i for i in range(len(words)) if i == 0 or ends[i - 1]))
