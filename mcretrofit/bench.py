@@ -1,13 +1,14 @@
 """What caching costs: one pass and one decode step against the unmodified model, side by side.
 
-Ratios of times taken in one run, never seconds across runs; random weights, a slice of a real shape.
+Ratios of times taken in one run, never seconds across runs: of a wrapped model, or of random weights
+in a slice of a real shape.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,9 +16,9 @@ from torch import nn
 
 from mcretrofit.config import CachingConfig
 from mcretrofit.decoder import DecoderConfig, DecoderForCausalLM
-from mcretrofit.evaluate import segment_bytes
+from mcretrofit.evaluate import read_pieces, segment_bytes
 from mcretrofit.registry import load
-from mcretrofit.retrofit import Cover, every_head, retrofit_, revert_
+from mcretrofit.retrofit import Cover, every_head, paused, retrofit_, revert_
 
 STEPS = 16  # decode steps that one figure is the median of
 
@@ -108,34 +109,70 @@ def bench(
             tick(what)
             if what != "unmodified":
                 retrofit_(model, *cases[what])
-            prefill, step, cache = _measure(model, ids)
-            sizes[what] = segment_bytes(cache)
+            prefill, step, sizes[what] = _measure(model, ids, _whole)
             times[what].append((prefill, step))
             revert_(model)
     base = _best(times["unmodified"])
     for what, taken in times.items():
         yield _row(what, _best(taken), base, sizes[what])
     tick("softmax attention")
-    prefill, step, cache = _measure(attention_of(shape), ids)
+    prefill, step, _ = _measure(attention_of(shape), ids, _whole)
     held = 2 * shape.layers * length * shape.width * 4
     yield _row("softmax attention", (prefill, step), base, held)
 
 
-def _measure(model: nn.Module, ids: torch.Tensor) -> tuple[float, float, Any]:
-    with torch.no_grad():
+def bench_wrapped(
+    name: str, model: nn.Module, ids: torch.Tensor, repeats: int, tick: Callable[[str], None]
+) -> list[Row]:
+    """Rows for a wrapped model without its caching and with it, on a prompt `ids [1, T]`.
+
+    The prompt is read in the pieces that `eval` reads; the steps go on greedily.
+    """
+    bare, cached = [], []
+    for _ in range(repeats):  # one beside the other, so that a busy moment falls on both
+        tick(name)
+        with paused(model):
+            bare.append(_measure(model, ids, _pieces))
+        cached.append(_measure(model, ids, _pieces))
+    base = _best(bare)
+    return [
+        _row(f"{name}, unmodified", base, base, bare[-1].held),
+        _row(name, _best(cached), base, cached[-1].held),
+    ]
+
+
+class _Taken(NamedTuple):
+    prefill: float
+    step: float
+    held: int  # bytes of segments behind the prompt
+
+
+def _whole(model: nn.Module, ids: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    out = model(input_ids=ids, use_cache=True, logits_to_keep=1)
+    return out.logits, out.past_key_values
+
+
+def _pieces(model: nn.Module, ids: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    *_, (_, logits, cache) = read_pieces(model, ids, None, keep=1)
+    return logits, cache
+
+
+@torch.no_grad()
+def _measure(model: nn.Module, ids: torch.Tensor, read: Callable) -> _Taken:
+    started = time.perf_counter()
+    logits, cache = read(model, ids)
+    token = int(logits[0, -1].argmax())  # a device has to be done by then
+    prefill = time.perf_counter() - started
+    held, steps = segment_bytes(cache), []
+    for _ in range(STEPS):
         started = time.perf_counter()
-        out = model(input_ids=ids, use_cache=True, logits_to_keep=1)
-        prefill = time.perf_counter() - started
-        steps = []
-        for _ in range(STEPS):
-            token = out.logits[:, -1:].argmax(-1)
-            started = time.perf_counter()
-            out = model(input_ids=token, past_key_values=out.past_key_values, use_cache=True)
-            steps.append(time.perf_counter() - started)
-    return prefill, statistics.median(steps), out.past_key_values
+        out = model(input_ids=ids.new_tensor([[token]]), past_key_values=cache, use_cache=True)
+        token = int(out.logits[0, -1].argmax())
+        steps.append(time.perf_counter() - started)
+    return _Taken(prefill, statistics.median(steps), held)
 
 
-def _best(taken: list[tuple[float, float]]) -> tuple[float, float]:
+def _best(taken: Sequence[tuple[float, ...]]) -> tuple[float, float]:
     return min(t[0] for t in taken), min(t[1] for t in taken)
 
 

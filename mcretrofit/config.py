@@ -104,8 +104,8 @@ class CachingConfig:
         for name in ("tau", "margin"):
             if not math.isfinite(getattr(self, name)):
                 raise UsageError(f"--{name} {getattr(self, name)}: has to be a finite number")
-        if self.temperature is not None and not self.temperature > 0:
-            raise UsageError(f"--temperature {self.temperature}: has to be above 0")
+        if self.temperature is not None and not 0 < self.temperature < math.inf:
+            raise UsageError(f"--temperature {self.temperature}: has to be above 0, and finite")
 
     @property
     def preset(self) -> Variant:

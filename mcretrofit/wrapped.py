@@ -117,6 +117,8 @@ def read(path: str | Path) -> Wrapped:
         texts = [base["path"], base.get("config") or "", base.get("revision") or ""]
         if not all(isinstance(text, str) and text.isprintable() for text in texts):
             raise TypeError("base: its path, config and revision have to be texts")
+        if not isinstance(calibrated, bool):
+            raise TypeError("calibrated has to be true or false")
         covers = _covers(folder, layers) if calibrated else None
     except (KeyError, TypeError, AttributeError) as error:
         raise RetrofitError(
