@@ -40,6 +40,7 @@ def cached_scan(
 ) -> tuple[Tensor, State]:
     """The op with caching: `(out [B, T, H, V], state)`; `cache` moves on by the tokens read."""
     streams = wide(streams)
+    plan.check(*streams.k.shape[2:])
     if plan.differs and cache.origin is None:
         cache.origin = weights(plan.held(state), plan.memory)
     laid = frame(cache, valid, streams.length, plan.config.segment, plan.logarithmic)

@@ -71,6 +71,15 @@ class Plan:
         usual = [getattr(self.config, name)] * max(1, len(self.gate.heads))
         return (self.each or {}).get(name, usual)
 
+    def check(self, heads: int, keys: int) -> None:
+        """Refuse a mixer of other heads than those that were chosen from."""
+        mine = self.total, self.gate.mask.shape[1]
+        if mine != (heads, keys):
+            raise RetrofitError(
+                f"heads were chosen from {mine[0]} of {mine[1]} channels, and this model has {heads} "
+                f"of {keys}; wrap it again"
+            )
+
     @property
     def inits(self) -> list[str]:
         """What the segments of every cached head begin with."""

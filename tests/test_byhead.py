@@ -236,3 +236,13 @@ def test_it_takes_the_memory_that_is_told(wrapped):
     held = [state["segments"] for state in cache.states.values()]
     assert said.cached_bytes == sum(h.states.nbytes + h.summaries.nbytes for h in held)
     assert read(folder).covers["model.layers.0.attn"].each == EACH
+
+
+def test_heads_of_another_model_are_refused_where_they_are_used(wrapped):
+    file = wrapped[0] / "caching.json"
+    stored = json.loads(file.read_text())
+    layer = next(iter(stored["layers"].values()))
+    heads, layer["total"] = layer["total"], 64
+    file.write_text(json.dumps(stored))
+    with pytest.raises(RetrofitError, match=f"from 64 of .*this model has {heads} of"):
+        load(wrapped[0]).model(torch.zeros(1, 4, dtype=torch.long))
