@@ -10,13 +10,13 @@ from inspect import signature
 from typing import Any, get_type_hints
 
 from mcretrofit import registry
+from mcretrofit.config import checked
 from mcretrofit.controls import NAMES, outcomes
 from mcretrofit.errors import UsageError, unknown
 from mcretrofit.evaluate import Outcome, metric, run, task_samples
 from mcretrofit.model import Loaded
 from mcretrofit.retrofit import paused
 from mcretrofit.rows import Cell, Probe, recommendation, row
-from mcretrofit.settings import checked
 from mcretrofit.tasks import ALIASES
 from mcretrofit.tokenizer import Tokenizer
 

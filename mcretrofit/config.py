@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import MISSING, dataclass, fields, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from mcretrofit.errors import UsageError, unknown
 
@@ -26,7 +26,39 @@ def from_mapping(kind: type[T], given: Any, where: str) -> T:
     ]
     if missing:
         raise UsageError(f"{where}: missing {', '.join(missing)}")
-    return kind(**given)
+    hints = get_type_hints(kind)
+    typed = {
+        name: checked(value, hints[name], f"{where}: {name}") if _plain(hints[name]) else value
+        for name, value in given.items()
+    }
+    try:
+        return kind(**typed)
+    except UsageError as error:
+        # the words of a flag, which a file has none of
+        raise type(error)(f"{where}: {str(error).removeprefix('--')}") from error
+
+
+def checked(value: Any, hint: Any, where: str) -> Any:
+    """The value as a type hint wants it; raises `UsageError` where it is of another kind."""
+    kinds = get_args(hint) or (hint,)
+    if value is None and type(None) in kinds:
+        return None
+    kind = kinds[0]
+    if kind is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
+        # YAML reads 1e3 as a text
+        try:
+            return float(value)
+        except (ValueError, OverflowError):
+            pass
+    elif type(value) is kind:
+        return value
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+    raise UsageError(f"{where}: {value!r} is not {words[kind]}")
+
+
+def _plain(hint: Any) -> bool:
+    kinds = set(get_args(hint) or (hint,)) - {type(None)}
+    return len(kinds) == 1 and kinds <= {int, float, bool, str}
 
 
 TRAINED_RANK = 8  # of a gate's matrix that is trained, unless said

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, get_type_hints
 
-from mcretrofit.config import CachingConfig
+from mcretrofit.config import CachingConfig, checked
 from mcretrofit.errors import RetrofitError, UsageError, unknown
-from mcretrofit.settings import checked
 
 EACH = ("router", "init", "top_k", "temperature")
 

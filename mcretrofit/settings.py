@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
-from mcretrofit.config import CachingConfig
+from mcretrofit.config import CachingConfig, checked
 from mcretrofit.errors import UsageError, unknown
 from mcretrofit.yamlfile import mapping
 
@@ -51,21 +51,3 @@ def _typed(given: Mapping[str, Any], where: str) -> dict[str, Any]:
             raise UsageError(f"{where}: {unknown('key', str(key), known)}")
         typed[name] = checked(value, known[name], f"{where}: {key}")
     return typed
-
-
-def checked(value: Any, hint: Any, where: str) -> Any:
-    """The value as a type hint wants it; raises `UsageError` where it is of another kind."""
-    kinds = get_args(hint) or (hint,)
-    if value is None and type(None) in kinds:
-        return None
-    kind = kinds[0]
-    if kind is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
-        # YAML reads 1e3 as a text
-        try:
-            return float(value)
-        except (ValueError, OverflowError):
-            pass
-    elif type(value) is kind:
-        return value
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
-    raise UsageError(f"{where}: {value!r} is not {words[kind]}")

@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from mcretrofit.config import CachingConfig, from_mapping
+from mcretrofit.config import CachingConfig, checked, from_mapping
 from mcretrofit.errors import RetrofitError, UsageError, unknown
-from mcretrofit.settings import checked
 from mcretrofit.tunedata import FACTS, KINDS
 from mcretrofit.yamlfile import mapping
 

@@ -246,3 +246,29 @@ def test_heads_of_another_model_are_refused_where_they_are_used(wrapped):
     file.write_text(json.dumps(stored))
     with pytest.raises(RetrofitError, match=f"from 64 of .*this model has {heads} of"):
         load(wrapped[0]).model(torch.zeros(1, 4, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "line"),
+    [
+        ("top_k", 0, "caching.json: top-k 0: has to be a whole number of at least 1"),
+        ("shared", "no", "caching.json: shared: 'no' is not true or false"),
+        ("tau", "many", "caching.json: tau: 'many' is not a number"),
+        (
+            "temperature",
+            float("inf"),
+            "caching.json: temperature inf: has to be above 0, and finite",
+        ),
+        ("temperature", None, None),
+    ],
+)
+def test_settings_of_a_folder_are_read_as_strictly_as_flags(wrapped, name, value, line):
+    file = wrapped[0] / "caching.json"
+    stored = json.loads(file.read_text())
+    stored["caching"][name] = value
+    file.write_text(json.dumps(stored))
+    if line is None:
+        assert getattr(load(wrapped[0]).config, name) == value
+        return
+    with pytest.raises(RetrofitError, match=line):
+        load(wrapped[0])
