@@ -121,9 +121,8 @@ def read(path: str | Path) -> Wrapped:
             raise TypeError("calibrated has to be true or false")
         covers = _covers(folder, layers) if calibrated else None
     except (KeyError, TypeError, AttributeError) as error:
-        raise RetrofitError(
-            f"{folder / NAME}: damaged ({error!r}); wrap the model again"
-        ) from error
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise RetrofitError(f"{folder / NAME}: damaged ({reason}); wrap the model again") from error
     gates = {}
     if (folder / "gates.safetensors").exists():
         gates = {n: read_tensor(i) for n, i in read_header(folder / "gates.safetensors").items()}

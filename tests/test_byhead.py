@@ -8,7 +8,6 @@ import lawkit
 import pytest
 import torch
 from lawkit import HEADS, KEYS, Case, example, inputs, sound
-from safetensors.torch import load_file, save_file
 from test_export import build, wrap
 from torch import Tensor
 
@@ -198,35 +197,6 @@ def test_settings_that_do_not_fit_are_refused(wrapped, each, line, tmp_path):
             load(file.parent)
 
 
-@pytest.mark.parametrize(
-    ("field", "change", "line"),
-    [
-        ("mean", lambda x: torch.zeros(5), "does not fit caching.json"),
-        ("std", lambda x: x[:, None], "does not fit caching.json"),
-        ("mask", lambda x: x[:, :3], "does not fit caching.json"),
-        ("mean", lambda x: x * torch.nan, "is not finite"),
-    ],
-)
-def test_a_calibration_that_does_not_fit_is_refused(wrapped, field, change, line):
-    file = wrapped[0] / "calibration.safetensors"
-    tensors = load_file(file)
-    name = next(name for name in tensors if name.endswith(f".{field}"))
-    tensors[name] = change(tensors[name]).contiguous()
-    save_file(tensors, file)
-    with pytest.raises(RetrofitError, match=line):
-        load(wrapped[0])
-
-
-@pytest.mark.parametrize("heads", ["1", [7, 0], [-1, 0], [True, 0], [0, 0], None])
-def test_heads_that_there_are_not_are_refused(wrapped, heads):
-    file = wrapped[0] / "caching.json"
-    stored = json.loads(file.read_text())
-    next(iter(stored["layers"].values()))["heads"] = heads
-    file.write_text(json.dumps(stored))
-    with pytest.raises(RetrofitError, match="heads"):
-        read(wrapped[0])
-
-
 def test_it_takes_the_memory_that_is_told(wrapped):
     folder, live = wrapped
     described_ = describe(folder)
@@ -236,39 +206,3 @@ def test_it_takes_the_memory_that_is_told(wrapped):
     held = [state["segments"] for state in cache.states.values()]
     assert said.cached_bytes == sum(h.states.nbytes + h.summaries.nbytes for h in held)
     assert read(folder).covers["model.layers.0.attn"].each == EACH
-
-
-def test_heads_of_another_model_are_refused_where_they_are_used(wrapped):
-    file = wrapped[0] / "caching.json"
-    stored = json.loads(file.read_text())
-    layer = next(iter(stored["layers"].values()))
-    heads, layer["total"] = layer["total"], 64
-    file.write_text(json.dumps(stored))
-    with pytest.raises(RetrofitError, match=f"from 64 of .*this model has {heads} of"):
-        load(wrapped[0]).model(torch.zeros(1, 4, dtype=torch.long))
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "line"),
-    [
-        ("top_k", 0, "caching.json: top-k 0: has to be a whole number of at least 1"),
-        ("shared", "no", "caching.json: shared: 'no' is not true or false"),
-        ("tau", "many", "caching.json: tau: 'many' is not a number"),
-        (
-            "temperature",
-            float("inf"),
-            "caching.json: temperature inf: has to be above 0, and finite",
-        ),
-        ("temperature", None, None),
-    ],
-)
-def test_settings_of_a_folder_are_read_as_strictly_as_flags(wrapped, name, value, line):
-    file = wrapped[0] / "caching.json"
-    stored = json.loads(file.read_text())
-    stored["caching"][name] = value
-    file.write_text(json.dumps(stored))
-    if line is None:
-        assert getattr(load(wrapped[0]).config, name) == value
-        return
-    with pytest.raises(RetrofitError, match=line):
-        load(wrapped[0])

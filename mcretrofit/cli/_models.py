@@ -123,6 +123,15 @@ def read_text(path: Path | None, what: str) -> str | None:
         raise RetrofitError(f"{what} {path}: {reason.lower()}") from error
 
 
+def prose(path: Path | None, what: str) -> str | None:
+    """A UTF-8 file of the user's, or every `.txt` of a folder one after the other."""
+    if path is None or not path.is_dir():
+        return read_text(path, what)
+    from mcretrofit import corpus
+
+    return "\n\n".join(corpus.read_text(path))
+
+
 def check_device(device: str) -> None:
     """Refuse a device that is not there."""
     import torch

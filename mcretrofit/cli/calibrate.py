@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mcretrofit.cli import _render as render
-from mcretrofit.cli._models import FOLDER, read_text
+from mcretrofit.cli._models import FOLDER, prose
 from mcretrofit.cli._options import Config, Force, Json, Model, Recipe, Set, caching_flags
 from mcretrofit.errors import UsageError
 from mcretrofit.settings import settings
@@ -30,7 +30,10 @@ MANY = 40  # heads: above it the table has only those that forget slowly
 def command(
     model: Model,
     text: Annotated[
-        Path | None, typer.Option(help="Text to plant facts in; prose ships with the package.")
+        Path | None,
+        typer.Option(
+            help="Text to plant facts in, a file or a folder; prose ships with the package."
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The folder to write [./retrofit; a wrapped one itself].")
@@ -64,7 +67,7 @@ def command(
     for name, value in (("--budget-mb", budget_mb), ("--budget-ms", budget_ms)):
         if value is not None and not value > 0:
             raise UsageError(f"{name} {value}: has to be above 0")
-    words = read_text(text, "--text")
+    words = prose(text, "--text")
     from mcretrofit.wrap import Search, wrap
     from mcretrofit.wrapped import is_wrapped, read
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mcretrofit.cli import _render as render
-from mcretrofit.cli._models import FOLDER, read_text
+from mcretrofit.cli._models import FOLDER, prose
 from mcretrofit.cli._options import Config, Force, Json, Model, Recipe, Set, caching_flags
 from mcretrofit.cli.calibrate import tell
 from mcretrofit.errors import UsageError
@@ -29,7 +29,10 @@ def command(
     force: Force = False,
     config: Config = None,
     calibrate: Annotated[
-        Path | None, typer.Option(help="Text to measure heads on; prose ships with the package.")
+        Path | None,
+        typer.Option(
+            help="Text to measure heads on, a file or a folder; prose ships with the package."
+        ),
     ] = None,
     no_calibrate: Annotated[
         bool, typer.Option("--no-calibrate", help="Read headers only; measure on the first load.")
@@ -51,7 +54,7 @@ def command(
     chosen = settings(None, recipe, caching, set_ or ())
     if calibrate is not None and no_calibrate:
         raise UsageError("--calibrate and --no-calibrate exclude each other")
-    text = read_text(calibrate, "--calibrate")
+    text = prose(calibrate, "--calibrate")
     if search and no_calibrate:
         raise UsageError("--search and --no-calibrate exclude each other")
     from mcretrofit.wrap import Search, wrap
