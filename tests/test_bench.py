@@ -43,6 +43,12 @@ def test_wrapped_models_are_timed_beside_themselves(run, wrapped):
     assert "behind 64 tokens of prose" in table.out and "unmodified" in table.out
 
 
+def test_what_is_timed_is_shown_where_a_later_model_fails(run, wrapped):
+    found = run("bench", "retrofit", "nothere", "--length", 64, "--repeats", 1)
+    assert found.status == 1 and "error: no such file or folder: nothere" in found.err
+    assert "retrofit, unmodified" in found.out
+
+
 def test_the_base_of_a_wrapped_model_is_timed_without_its_caching(tmp_path, monkeypatch):
     live = load(pico(tmp_path)).model
     retrofit_(live, CachingConfig(segment=16, rule="plain"), every_head(live))

@@ -103,11 +103,17 @@ def _prompt(found: Loaded, length: int) -> Tensor:
 
 
 def _show(rows: Iterable[Row], what: dict[str, Any], title: str, json: bool) -> None:
-    if not json:
-        columns = ("", "one pass", "ratio", "one step", "ratio", "cached")
-        return render.table(title, columns, map(_cells, [*rows]))
-    for row in rows:
-        render.json_row({**what, **row._asdict()})
+    done: list[Row] = []
+    try:
+        for row in rows:
+            done.append(row)
+            if json:
+                render.json_row({**what, **row._asdict()})
+    finally:
+        # where a later model fails, what is timed is timed
+        if done and not json:
+            columns = ("", "one pass", "ratio", "one step", "ratio", "cached")
+            render.table(title, columns, map(_cells, done))
 
 
 def _cells(row: Row) -> tuple[str, ...]:
