@@ -26,16 +26,7 @@ def from_mapping(kind: type[T], given: Any, where: str) -> T:
     ]
     if missing:
         raise UsageError(f"{where}: missing {', '.join(missing)}")
-    hints = get_type_hints(kind)
-    typed = {
-        name: checked(value, hints[name], f"{where}: {name}") if _plain(hints[name]) else value
-        for name, value in given.items()
-    }
-    try:
-        return kind(**typed)
-    except UsageError as error:
-        # the words of a flag, which a file has none of
-        raise type(error)(f"{where}: {str(error).removeprefix('--')}") from error
+    return kind(**given)
 
 
 def checked(value: Any, hint: Any, where: str) -> Any:
@@ -54,11 +45,6 @@ def checked(value: Any, hint: Any, where: str) -> Any:
         return value
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
     raise UsageError(f"{where}: {value!r} is not {words[kind]}")
-
-
-def _plain(hint: Any) -> bool:
-    kinds = set(get_args(hint) or (hint,)) - {type(None)}
-    return len(kinds) == 1 and kinds <= {int, float, bool, str}
 
 
 TRAINED_RANK = 8  # of a gate's matrix that is trained, unless said
@@ -151,3 +137,19 @@ class CachingConfig:
     def replace(self, **changes: Any) -> CachingConfig:
         """A copy with some fields changed, checked anew."""
         return replace(self, **changes)
+
+
+def stored_config(given: Any, where: str) -> CachingConfig:
+    """The configuration that a file holds, as strictly as flags are read; `where` begins a message."""
+    hints = get_type_hints(CachingConfig)
+    if isinstance(given, dict):
+        given = {
+            name: checked(value, hints[name], f"{where}: {name}") if name in hints else value
+            for name, value in given.items()
+        }
+    try:
+        return from_mapping(CachingConfig, given, where)
+    except UsageError as error:
+        # values are named as flags are, which a file has none of
+        said = str(error).removeprefix("--")
+        raise UsageError(said if said.startswith(where) else f"{where}: {said}") from error

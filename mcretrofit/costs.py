@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mcretrofit.checkpoint import Checkpoint, open_checkpoint
-from mcretrofit.config import VARIANTS, CachingConfig, from_mapping
+from mcretrofit.config import VARIANTS, CachingConfig, stored_config
 from mcretrofit.errors import RetrofitError
 from mcretrofit.exporting import check_covers
 from mcretrofit.model import tokenizer_of
@@ -89,7 +89,7 @@ def describe(model: str | Path, config: str | Path | None = None) -> Described:
     exported = checkpoint.config.get("caching")
     if exported is None:
         return _described(str(model), checkpoint)
-    caching = from_mapping(CachingConfig, exported, f"{model}: config.json: caching")
+    caching = stored_config(exported, f"{model}: config.json: caching")
     covers = checkpoint.config.get("covers") or {}
     check_covers(covers, checkpoint)
     return _described(str(model), checkpoint, caching, covers)

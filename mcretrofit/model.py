@@ -9,7 +9,7 @@ from torch import nn
 
 from mcretrofit.calibrate import Calibration, calibrate, shipped_text
 from mcretrofit.checkpoint import Checkpoint, open_checkpoint
-from mcretrofit.config import CachingConfig, from_mapping
+from mcretrofit.config import CachingConfig, stored_config
 from mcretrofit.errors import RetrofitError
 from mcretrofit.exporting import restore_
 from mcretrofit.loading import load_model
@@ -119,7 +119,7 @@ def _wrapped(
 
 def _exported(loaded: Loaded, stored: dict[str, Any]) -> Loaded:
     """An exported folder's model, wrapped as it was when it was exported."""
-    config = from_mapping(CachingConfig, stored, f"{loaded.name}: config.json: caching")
+    config = stored_config(stored, f"{loaded.name}: config.json: caching")
     restore_(loaded.model, loaded.checkpoint)
     found = plans(loaded.model)
     if not found:

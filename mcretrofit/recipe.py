@@ -59,7 +59,7 @@ class Recipe:
     rows: int | None = None
     checkpointing: bool = False
     keep_every: int = 50
-    shifted: float | bool = False
+    shifted: float = False
 
     def legs(self) -> list[Recipe]:
         """The recipe of each leg."""

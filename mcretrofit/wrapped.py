@@ -13,7 +13,7 @@ from torch import nn
 
 from mcretrofit import __version__
 from mcretrofit.checkpoint import Checkpoint
-from mcretrofit.config import CachingConfig, from_mapping
+from mcretrofit.config import CachingConfig, stored_config
 from mcretrofit.each import check_each
 from mcretrofit.errors import RetrofitError
 from mcretrofit.gates import Gate
@@ -112,7 +112,7 @@ def read(path: str | Path) -> Wrapped:
             f"{folder / NAME}: format {found!r}, this version reads {FORMAT}; wrap the model again"
         )
     try:
-        config = from_mapping(CachingConfig, stored["caching"], str(folder / NAME))
+        config = stored_config(stored["caching"], str(folder / NAME))
         base, layers, calibrated = stored["base"], stored["layers"], stored["calibrated"]
         texts = [base["path"], base.get("config") or "", base.get("revision") or ""]
         if not all(isinstance(text, str) and text.isprintable() for text in texts):
