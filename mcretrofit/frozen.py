@@ -7,10 +7,7 @@ import hashlib
 import torch
 from torch import nn
 
-from mcretrofit.checkpoint import Checkpoint
-from mcretrofit.errors import RetrofitError
 from mcretrofit.retrofit import plans
-from mcretrofit.wrapped import Wrapped
 
 
 def parameters(model: nn.Module, rank: int) -> list[str]:
@@ -40,14 +37,3 @@ def base_hash(model: nn.Module) -> str:
             flat = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
             digest.update(flat.numpy().tobytes())
     return digest.hexdigest()
-
-
-def checked_hash(kept: Wrapped, checkpoint: Checkpoint) -> str:
-    """The SHA-256 of the base on disk; raises where it is not the one that was wrapped."""
-    found, stored = checkpoint.sha256(), kept.base.get("sha256")
-    if stored is not None and stored != found:
-        raise RetrofitError(
-            f"{checkpoint.path}: the base changed since {kept.folder} was made: its sha256 "
-            f"is {found[:16]}..., not {stored[:16]}...; put the old file back or wrap it again"
-        )
-    return found

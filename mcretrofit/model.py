@@ -16,7 +16,7 @@ from mcretrofit.loading import load_model
 from mcretrofit.retrofit import Cover, plans, retrofit_
 from mcretrofit.sources import hub_tokenizer
 from mcretrofit.tokenizer import Tokenizer, has_tokenizer, load_tokenizer
-from mcretrofit.wrapped import Wrapped, check_base, is_wrapped, load_gates, read
+from mcretrofit.wrapped import Wrapped, check_base, checked_hash, is_wrapped, load_gates, read
 
 
 class Loaded(NamedTuple):
@@ -107,6 +107,8 @@ def _wrapped(
     kept = read(folder)
     checkpoint = base_of(kept)
     check_base(kept, checkpoint)
+    if kept.base.get("sha256") is not None:
+        checked_hash(kept, checkpoint)
     loaded = Loaded(str(folder), load_model(checkpoint, dtype, device), checkpoint)
     if caching is not None or kept.covers is None:
         made = attach(loaded, caching or kept.config, text)

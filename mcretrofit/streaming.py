@@ -13,12 +13,11 @@ from mcretrofit._shards import Stored, held, written_dtype
 from mcretrofit.checkpoint import Checkpoint, open_checkpoint
 from mcretrofit.errors import RetrofitError, unknown
 from mcretrofit.exporting import DTYPE_NAMES
-from mcretrofit.frozen import checked_hash
 from mcretrofit.hosted import host_skeleton
 from mcretrofit.models._layout import Layout, Part
 from mcretrofit.retrofit import retrofit_
 from mcretrofit.tensorfile import DTYPES
-from mcretrofit.wrapped import check_base, is_wrapped, load_gates, read
+from mcretrofit.wrapped import check_base, checked_hash, is_wrapped, load_gates, read
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -16,7 +16,7 @@ from mcretrofit.config import TRAINED_RANK, CachingConfig
 from mcretrofit.confirm import Confirmed, card, confirm
 from mcretrofit.corpus import read_text
 from mcretrofit.errors import RetrofitError, UsageError
-from mcretrofit.frozen import base_hash, checked_hash, parameters
+from mcretrofit.frozen import base_hash, parameters
 from mcretrofit.heldout import Judge, judge
 from mcretrofit.model import Loaded, load
 from mcretrofit.ranks import World, joined, own_device
@@ -28,7 +28,7 @@ from mcretrofit.tunefolder import write_tuned
 from mcretrofit.tunelog import draw, refuse_other
 from mcretrofit.tuning import DTYPES, Tuning
 from mcretrofit.wrap import wrap
-from mcretrofit.wrapped import is_wrapped, read
+from mcretrofit.wrapped import checked_hash, is_wrapped, read
 
 HELD = 5  # one part of so many of the text is held out
 PROSE = 8192  # tokens of held-out windows at most

@@ -114,9 +114,9 @@ def read(path: str | Path) -> Wrapped:
     try:
         config = stored_config(stored["caching"], str(folder / NAME))
         base, layers, calibrated = stored["base"], stored["layers"], stored["calibrated"]
-        texts = [base["path"], base.get("config") or "", base.get("revision") or ""]
-        if not all(isinstance(text, str) and text.isprintable() for text in texts):
-            raise TypeError("base: its path, config and revision have to be texts")
+        told = (base.get(name) or "" for name in ("config", "revision", "sha256"))
+        if not all(isinstance(text, str) and text.isprintable() for text in (base["path"], *told)):
+            raise TypeError("base: its path, config, revision and sha256 have to be texts")
         if not isinstance(calibrated, bool):
             raise TypeError("calibrated has to be true or false")
         covers = _covers(folder, layers) if calibrated else None
@@ -136,6 +136,17 @@ def check_base(wrapped: Wrapped, checkpoint: Checkpoint) -> None:
             f"{checkpoint.path}: its tensors are not those that {wrapped.folder} was made from; "
             "wrap it again, or put the old file back"
         )
+
+
+def checked_hash(kept: Wrapped, checkpoint: Checkpoint) -> str:
+    """The SHA-256 of the base on disk; raises where it is not the one that was wrapped."""
+    found, stored = checkpoint.sha256(), kept.base.get("sha256")
+    if stored is not None and stored != found:
+        raise RetrofitError(
+            f"{checkpoint.path}: the base changed since {kept.folder} was made: its sha256 "
+            f"is {found[:16]}..., not {stored[:16]}...; put the old file back or wrap it again"
+        )
+    return found
 
 
 def content(folder: Path) -> str:

@@ -99,6 +99,7 @@ def test_settings_of_a_folder_are_read_as_strictly_as_flags(wrapped, name, value
     [
         (lambda stored: stored.pop("layers"), r"damaged \('layers' is missing\); wrap"),
         (lambda stored: stored["base"].pop("path"), r"damaged \('path' is missing\); wrap"),
+        (lambda stored: stored["base"].update(sha256=3), "sha256 have to be texts"),
         (lambda stored: stored.update(calibrated="x"), "calibrated has to be true or false"),
     ],
 )
@@ -108,4 +109,13 @@ def test_what_a_folder_lacks_is_named(wrapped, change, line):
     change(stored)
     file.write_text(json.dumps(stored))
     with pytest.raises(RetrofitError, match=line):
+        load(wrapped)
+
+
+def test_a_base_of_other_values_is_refused(wrapped):
+    file = wrapped.parent / "base/model.safetensors"
+    tensors = load_file(file)
+    tensors["model.norm.weight"] += 1
+    save_file(tensors, file)
+    with pytest.raises(RetrofitError, match="the base changed since .* put the old file back"):
         load(wrapped)
