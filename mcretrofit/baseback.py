@@ -15,9 +15,8 @@ from mcretrofit.beside import carried
 from mcretrofit.checkpoint import Checkpoint, open_checkpoint
 from mcretrofit.decoder import DecoderConfig
 from mcretrofit.errors import RetrofitError
-from mcretrofit.model import base_of
 from mcretrofit.tensorfile import DTYPES
-from mcretrofit.wrapped import check_base, is_wrapped, read
+from mcretrofit.wrapped import base_of, check_base, is_wrapped, read
 
 SHARD = 5_000_000_000
 _ADDED = ("auto_map", "caching", "covers")

@@ -21,7 +21,7 @@ from mcretrofit.model import tokenizer_of
 from mcretrofit.registry import load
 from mcretrofit.skeleton import Mixer, Skeleton, skeleton
 from mcretrofit.tensorfile import DTYPES
-from mcretrofit.wrapped import NAME, check_base, is_wrapped, read
+from mcretrofit.wrapped import NAME, base_of, check_base, is_wrapped, read
 
 FLOAT = 4  # states and summaries are float32
 
@@ -77,10 +77,7 @@ def describe(model: str | Path, config: str | Path | None = None) -> Described:
     """Read a model's headers (and a wrapped folder's own files); raises `RetrofitError`."""
     if is_wrapped(model):
         kept = read(model)
-        base, revision = kept.base["path"], kept.base.get("revision")
-        if revision and not Path(base).exists():
-            base = f"{base.split('@')[0]}@{revision}"
-        checkpoint = open_checkpoint(base, kept.base.get("config"))
+        checkpoint = base_of(kept)
         check_base(kept, checkpoint)
         stored = json.loads((Path(model) / NAME).read_text(encoding="utf-8"))
         covers = stored["layers"] if stored["calibrated"] else None

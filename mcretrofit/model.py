@@ -16,7 +16,7 @@ from mcretrofit.loading import load_model
 from mcretrofit.retrofit import Cover, plans, retrofit_
 from mcretrofit.sources import hub_tokenizer
 from mcretrofit.tokenizer import Tokenizer, has_tokenizer, load_tokenizer
-from mcretrofit.wrapped import Wrapped, check_base, checked_hash, is_wrapped, load_gates, read
+from mcretrofit.wrapped import base_of, check_base, checked_hash, is_wrapped, load_gates, read
 
 
 class Loaded(NamedTuple):
@@ -91,14 +91,6 @@ def tokenizer_of(checkpoint: Checkpoint, model: nn.Module) -> Tokenizer:
     if isinstance(usual, str) and (place is None or not has_tokenizer(place)):
         place = hub_tokenizer(usual)
     return load_tokenizer(place, model.config.vocab_size)
-
-
-def base_of(kept: Wrapped) -> Checkpoint:
-    """The checkpoint that a wrapped folder names, at the revision that it was made from."""
-    base = kept.base["path"]
-    if kept.base.get("revision") and not Path(base).exists():
-        base = f"{base.split('@')[0]}@{kept.base['revision']}"
-    return open_checkpoint(base, kept.base.get("config"))
 
 
 def _wrapped(

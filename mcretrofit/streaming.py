@@ -17,7 +17,7 @@ from mcretrofit.hosted import host_skeleton
 from mcretrofit.models._layout import Layout, Part
 from mcretrofit.retrofit import retrofit_
 from mcretrofit.tensorfile import DTYPES
-from mcretrofit.wrapped import check_base, checked_hash, is_wrapped, load_gates, read
+from mcretrofit.wrapped import base_of, check_base, checked_hash, is_wrapped, load_gates, read
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,7 +41,7 @@ def stream(
     kept = read(place) if is_wrapped(place) else None
     if kept is not None and kept.covers is None:
         return None
-    checkpoint = open_checkpoint(place, config) if kept is None else model.base_of(kept)
+    checkpoint = open_checkpoint(place, config) if kept is None else base_of(kept)
     if dtype is not None and dtype not in DTYPE_NAMES:
         raise unknown("dtype", dtype, DTYPE_NAMES)
     asked = None if dtype is None else getattr(torch, dtype)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from mcretrofit import __version__
-from mcretrofit.checkpoint import Checkpoint
+from mcretrofit.checkpoint import Checkpoint, open_checkpoint
 from mcretrofit.config import CachingConfig, stored_config
 from mcretrofit.each import check_each
 from mcretrofit.errors import RetrofitError
@@ -127,6 +127,23 @@ def read(path: str | Path) -> Wrapped:
     if (folder / "gates.safetensors").exists():
         gates = {n: read_tensor(i) for n, i in read_header(folder / "gates.safetensors").items()}
     return Wrapped(folder, base, config, covers, gates)
+
+
+def base_name(kept: Wrapped) -> str:
+    """What a wrapped folder names as its base, at the revision that it was made from."""
+    base, revision = kept.base["path"], kept.base.get("revision")
+    if Path(base).exists():
+        return base
+    if Path(base).is_absolute():
+        raise RetrofitError(
+            f"{kept.folder}: its base {base} is not there: put it back, or wrap it where it is now"
+        )
+    return f"{base.split('@')[0]}@{revision}" if revision else base
+
+
+def base_of(kept: Wrapped) -> Checkpoint:
+    """The checkpoint that a wrapped folder names."""
+    return open_checkpoint(base_name(kept), kept.base.get("config"))
 
 
 def check_base(wrapped: Wrapped, checkpoint: Checkpoint) -> None:

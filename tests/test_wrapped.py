@@ -119,3 +119,9 @@ def test_a_base_of_other_values_is_refused(wrapped):
     save_file(tensors, file)
     with pytest.raises(RetrofitError, match="the base changed since .* put the old file back"):
         load(wrapped)
+
+
+def test_a_base_that_is_gone_is_named_with_the_folder_that_wants_it(wrapped):
+    (wrapped.parent / "base").rename(wrapped.parent / "moved")
+    with pytest.raises(RetrofitError, match="retrofit: its base .*base is not there: put it back"):
+        load(wrapped)

@@ -69,11 +69,11 @@ def command(
             raise UsageError(f"{name} {value}: has to be above 0")
     words = prose(text, "--text")
     from mcretrofit.wrap import Search, wrap
-    from mcretrofit.wrapped import is_wrapped, read
+    from mcretrofit.wrapped import base_name, is_wrapped, read
 
     kept = read(model) if is_wrapped(model) else None
     chosen = settings(None if kept is None else kept.config, recipe, caching, set_ or ())
-    base, place = (model, Path(FOLDER)) if kept is None else (kept.base["path"], Path(model))
+    base, place = (model, Path(FOLDER)) if kept is None else (base_name(kept), Path(model))
     if kept is not None and kept.base.get("config"):
         config = Path(kept.base["config"])
     done = wrap(
